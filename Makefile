@@ -1,0 +1,35 @@
+# Every verb a contributor needs. A fresh machine needs only python3 (3.11+) and make.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-long check lock clean
+
+.venv/ready: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: .venv/ready  ## plan Llama-3.1-70B on the Azure conversation trace and write a report
+	$(BIN)/diptych plan --model Llama-3.1-70B --workload azure2023_conv.csv.gz --rate 20 \
+		--slo "ttft_p90<2s, tpot_p90<50ms" --prices aws --out runs/conv
+
+check: .venv/ready  ## format, lint, types, import layers
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check  ## the whole suite but the long part
+	$(BIN)/pytest -n 2 -m "not long and not silicon"
+
+test-long: .venv/ready  ## minutes: brute force on larger spaces, many more random cases
+	$(BIN)/pytest -n 2 -m long
+
+lock: .venv/ready  ## resolve the dependencies again
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --extra dev --extra build --generate-hashes --universal --no-emit-index-url \
+		--quiet --output-file requirements.lock
+
+clean:
+	rm -rf .venv build dist

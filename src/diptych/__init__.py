@@ -1,0 +1,1 @@
+"""Plan LLM inference whose prefill and decode run on different accelerators."""

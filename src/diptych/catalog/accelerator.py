@@ -1,0 +1,53 @@
+"""Accelerators: the data sheet, never a derating. What is achieved of it lives in `perf`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from diptych.catalog.dtype import Dtype
+from diptych.catalog.provenance import Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleUp:
+    """The link between accelerators of one server or domain (NVLink, xGMI, ICI, PCIe).
+
+    `bandwidth` is bytes/s per accelerator and direction; `world` the most accelerators that share it.
+    """
+
+    technology: str
+    bandwidth: float
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One accelerator as its vendor describes it: dense FLOP/s, bytes, bytes/s, watts.
+
+    `peak_flops` holds only the formats that the silicon multiplies; what an engine can *execute* is a rule in `design`.
+    """
+
+    name: str
+    vendor: str
+    memory_bytes: float
+    memory_bandwidth: float
+    peak_flops: Mapping[Dtype, float] = field(compare=False)
+    scaleup: ScaleUp
+    pcie_bandwidth: float
+    nic_bandwidth: float
+    tdp_w: float
+    form_factor: str = ""
+    provenance: Mapping[str, Provenance] = field(default_factory=dict, compare=False)
+    notes: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def peak_16bit(self) -> float:
+        """Dense FLOP/s in bf16, or fp16 where there is no bf16; 0 when neither is known."""
+        return self.peak_flops.get(Dtype.BF16) or self.peak_flops.get(Dtype.FP16) or 0.0
+
+    @property
+    def ridge_point(self) -> float:
+        """16-bit FLOP per byte of memory traffic at which compute and bandwidth balance."""
+        return self.peak_16bit / self.memory_bandwidth

@@ -1,0 +1,29 @@
+"""The `diptych` command: one module per verb, wired here."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from diptych.cli.output import err, report_error
+from diptych.errors import DiptychError
+
+app = typer.Typer(
+    name="diptych",
+    help="Plan LLM inference whose prefill and decode run on different accelerators.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Run a command; a mistake ends in sentences and an exit code, never in a traceback."""
+    try:
+        app()
+    except DiptychError as error:
+        sys.exit(report_error(error))
+    except KeyboardInterrupt:
+        err.print("interrupted; nothing was written")
+        sys.exit(130)

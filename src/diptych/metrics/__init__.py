@@ -1,0 +1,1 @@
+"""What is promised and observed; the same shape simulated or real."""

@@ -1,0 +1,1 @@
+"""How long it takes: one step of one worker, a transfer, a queue."""

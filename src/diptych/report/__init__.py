@@ -1,0 +1,1 @@
+"""For people: tables, charts, one HTML page."""

@@ -1,0 +1,1 @@
+"""What is asked: lengths and arrivals, from presets or from traces."""
