@@ -1,0 +1,148 @@
+"""How long a request waits for a worker: M/D/1 with its pipelined and tensor-parallel forms, and M/G/N.
+
+Rates are requests/s, times seconds. Arguments are scalars or arrays and broadcast; a queue at or above its capacity waits ∞,
+it never raises, so that a search can price every point of a grid. The M/D/1 family is that of DistServe (OSDI'24, section 3.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from diptych.perf.estimate import Array
+
+
+def md1_response(service: Any, rate: Any) -> Array:
+    """Mean wait plus service of one worker: D + R·D²/(2(1−R·D)).
+
+    >>> round(float(md1_response(1.0, 0.7)), 3)
+    2.167
+    """
+    service, rate = _floats(service, rate)
+    return np.add(service, _grow(rate * service**2, 2 * (1 - rate * service)))
+
+
+def two_stage_response(service: Any, rate: Any) -> Array:
+    """Mean response of a worker whose `service` is a pipeline of two equal stages: D + R·D²/(4(2−R·D)).
+
+    The stages wait once, at the first: it takes D/2, so the pair holds twice the rate at the same service time.
+
+    >>> round(float(two_stage_response(1.0, 1.4)), 3)
+    1.583
+    """
+    service, rate = _floats(service, rate)
+    return np.add(service, _grow(rate * service**2, 4 * (2 - rate * service)))
+
+
+def tensor_parallel_response(service: Any, rate: Any, speedup: Any) -> Array:
+    """Mean response of a worker sped up K times (1 < K ≤ 2 for two ranks): D/K + R·D²/(2K(K−R·D))."""
+    service, rate, speedup = _floats(service, rate, speedup)
+    return np.add(service / speedup, _grow(rate * service**2, 2 * speedup * (speedup - rate * service)))
+
+
+def tensor_parallel_crossover(service: Any, speedup: Any) -> Array:
+    """The rate above which two pipeline stages answer sooner than two tensor-parallel ranks with this speedup.
+
+    Below it execution time dominates and tensor parallelism wins, above it queueing does; ∞ when the pipeline never wins.
+    The responses meet where D(1−1/K) + R·D²·(1/(4(2−RD)) − 1/(2K(K−RD))) = 0, a quadratic in x = R·D.
+    """
+    service, k = _floats(service, speedup)
+    gain = 1 - 1 / k
+    a, b, c = gain - 0.25 + 0.5 / k, k / 4 - 1 / k - gain * (k + 2), 2 * gain * k
+    with np.errstate(divide="ignore", invalid="ignore"):
+        load = (-b - np.sqrt(b**2 - 4 * a * c)) / (2 * a)
+    return np.divide(np.where(k < 2, load, np.inf), service)
+
+
+def mg1_wait(rate: Any, mean_service: Any, cv2_service: Any) -> Array:
+    """Mean wait before one server (Pollaczek-Khinchine): ρ/(1−ρ) · s · (1+c²)/2, c² the squared variation of the service."""
+    rate, mean_service, cv2_service = _floats(rate, mean_service, cv2_service)
+    return _grow(rate * mean_service**2 * (1 + cv2_service), 2 * (1 - rate * mean_service))
+
+
+def erlang_b(load: Any, servers: Any) -> Array:
+    """Share of arrivals that find all of `servers` busy when none may wait; `load` = rate · mean service.
+
+    Runs B(n) = a·B(n−1)/(n + a·B(n−1)), which adds only positive terms: exact to rounding for thousands of servers.
+    """
+    load, servers = np.broadcast_arrays(*_floats(load, servers))
+    count = np.floor(servers).astype(int).ravel()
+    order = np.argsort(-count, kind="stable")
+    flat = load.ravel()[order]
+    counts = count[order]
+    blocked = np.ones_like(flat)
+    for n in range(1, int(counts[0]) + 1 if len(counts) else 0):
+        active = int(np.searchsorted(-counts, -n, side="right"))
+        offered = flat[:active] * blocked[:active]
+        blocked[:active] = offered / (n + offered)
+    result = np.empty_like(blocked)
+    result[order] = blocked
+    return result.reshape(load.shape)
+
+
+def erlang_c(load: Any, servers: Any) -> Array:
+    """Share of arrivals that must wait for one of `servers`; 1 at or above capacity, 0 without load.
+
+    >>> round(float(erlang_c(8.0, 10)), 4)
+    0.4092
+    """
+    load, servers = np.broadcast_arrays(*_floats(load, servers))
+    blocked = erlang_b(load, servers)
+    stable = load < servers
+    utilisation = np.divide(load, servers, out=np.ones_like(blocked), where=stable)
+    return np.where(stable, blocked / (1 - np.where(stable, utilisation, 0.0) * (1 - blocked)), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A waiting time that is 0 with probability 1−`prob` and exponential with mean `mean_if_waiting` (s) otherwise."""
+
+    prob: Array
+    mean_if_waiting: Array
+
+    @property
+    def mean(self) -> Array:
+        """Mean wait of all requests (s)."""
+        with np.errstate(invalid="ignore"):
+            return np.where(self.prob > 0, self.prob * self.mean_if_waiting, 0.0)
+
+    def exceeds(self, t: Any) -> Array:
+        """P(wait > t); 1 for t < 0, since a limit that is already missed is missed by everyone."""
+        (t,) = _floats(t)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            decay = np.where(t > 0, np.nan_to_num(np.exp(-t / self.mean_if_waiting), nan=1.0), 1.0)
+        return np.where(t < 0, 1.0, self.prob * decay)
+
+    def quantile(self, q: Any) -> Array:
+        """The wait that a share `q` of requests does not exceed (s)."""
+        (q,) = _floats(q)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            beyond = self.mean_if_waiting * np.log(self.prob / (1 - q))
+        return np.where(self.prob <= 1 - q, 0.0, beyond)
+
+
+def wait(rate: Any, workers: Any, mean_service: Any, cv2_service: Any, cv2_arrivals: Any = 1.0) -> Wait:
+    """Wait before a pool of `workers` that take the next request as they fall free (M/G/N, Allen-Cunneen).
+
+    P(wait > 0) is Erlang's C; the mean of those who wait is s/(N(1−ρ)) · (c_a² + c_s²)/2. Exact for M/M/N and, in the mean,
+    for M/G/1; `cv2_arrivals` is 1 for Poisson arrivals, above for bursty ones.
+    """
+    rate, workers, mean_service, variation = _floats(
+        rate, workers, mean_service, (np.asarray(cv2_service, dtype=float) + np.asarray(cv2_arrivals, dtype=float)) / 2
+    )
+    load = rate * mean_service
+    drain = _grow(mean_service * variation, workers - load)
+    return Wait(erlang_c(load, workers), drain)
+
+
+def _floats(*values: Any) -> tuple[Array, ...]:
+    return tuple(np.asarray(value, dtype=float) for value in values)
+
+
+def _grow(numerator: Array, slack: Array) -> Array:
+    """numerator/slack, ∞ where the slack is used up (0 where there is no load at all)."""
+    numerator, slack = np.broadcast_arrays(numerator, slack)
+    full = np.where(numerator > 0, np.inf, 0.0)
+    return np.divide(numerator, slack, out=full, where=slack > 0)
