@@ -21,7 +21,8 @@ def md1_response(service: Any, rate: Any) -> Array:
     2.167
     """
     service, rate = _floats(service, rate)
-    return np.add(service, _grow(rate * service**2, 2 * (1 - rate * service)))
+    response: Array = service + _grow(rate * service**2, 2 * (1 - rate * service))
+    return response
 
 
 def two_stage_response(service: Any, rate: Any) -> Array:
@@ -33,13 +34,15 @@ def two_stage_response(service: Any, rate: Any) -> Array:
     1.583
     """
     service, rate = _floats(service, rate)
-    return np.add(service, _grow(rate * service**2, 4 * (2 - rate * service)))
+    response: Array = service + _grow(rate * service**2, 4 * (2 - rate * service))
+    return response
 
 
 def tensor_parallel_response(service: Any, rate: Any, speedup: Any) -> Array:
     """Mean response of a worker sped up K times (1 < K ≤ 2 for two ranks): D/K + R·D²/(2K(K−R·D))."""
     service, rate, speedup = _floats(service, rate, speedup)
-    return np.add(service / speedup, _grow(rate * service**2, 2 * speedup * (speedup - rate * service)))
+    response: Array = service / speedup + _grow(rate * service**2, 2 * speedup * (speedup - rate * service))
+    return response
 
 
 def tensor_parallel_crossover(service: Any, speedup: Any) -> Array:
@@ -53,7 +56,8 @@ def tensor_parallel_crossover(service: Any, speedup: Any) -> Array:
     a, b, c = gain - 0.25 + 0.5 / k, k / 4 - 1 / k - gain * (k + 2), 2 * gain * k
     with np.errstate(divide="ignore", invalid="ignore"):
         load = (-b - np.sqrt(b**2 - 4 * a * c)) / (2 * a)
-    return np.divide(np.where(k < 2, load, np.inf), service)
+    rate: Array = np.where(k < 2, load, np.inf) / service
+    return rate
 
 
 def mg1_wait(rate: Any, mean_service: Any, cv2_service: Any) -> Array:
@@ -69,17 +73,16 @@ def erlang_b(load: Any, servers: Any) -> Array:
     """
     load, servers = np.broadcast_arrays(*_floats(load, servers))
     count = np.floor(servers).astype(int).ravel()
-    order = np.argsort(-count, kind="stable")
-    flat = load.ravel()[order]
-    counts = count[order]
-    blocked = np.ones_like(flat)
-    for n in range(1, int(counts[0]) + 1 if len(counts) else 0):
-        active = int(np.searchsorted(-counts, -n, side="right"))
-        offered = flat[:active] * blocked[:active]
-        blocked[:active] = offered / (n + offered)
-    result = np.empty_like(blocked)
-    result[order] = blocked
-    return result.reshape(load.shape)
+    order = np.argsort(-count, kind="stable")  # most servers first: after n steps a prefix is still running
+    negated, offered = -count[order], load.ravel()[order]
+    blocked = np.ones_like(offered)
+    for n in range(1, int(count.max(initial=0)) + 1):
+        running = slice(int(np.searchsorted(negated, -n, side="right")))
+        busy = offered[running] * blocked[running]
+        blocked[running] = busy / (n + busy)
+    result: Array = np.empty(load.shape)
+    result.reshape(-1)[order] = blocked
+    return result
 
 
 def erlang_c(load: Any, servers: Any) -> Array:
@@ -112,7 +115,7 @@ class Wait:
         """P(wait > t); 1 for t < 0, since a limit that is already missed is missed by everyone."""
         (t,) = _floats(t)
         with np.errstate(divide="ignore", invalid="ignore"):
-            decay = np.where(t > 0, np.nan_to_num(np.exp(-t / self.mean_if_waiting), nan=1.0), 1.0)
+            decay = np.where(self.mean_if_waiting > 0, np.exp(-t / self.mean_if_waiting), 0.0)
         return np.where(t < 0, 1.0, self.prob * decay)
 
     def quantile(self, q: Any) -> Array:
@@ -134,7 +137,7 @@ def wait(rate: Any, workers: Any, mean_service: Any, cv2_service: Any, cv2_arriv
     )
     load = rate * mean_service
     drain = _grow(mean_service * variation, workers - load)
-    return Wait(erlang_c(load, workers), drain)
+    return Wait(erlang_c(load, workers), np.where((load >= workers) & (load > 0), np.inf, drain))
 
 
 def _floats(*values: Any) -> tuple[Array, ...]:
