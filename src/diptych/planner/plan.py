@@ -7,7 +7,7 @@ colocated fleet, no price in a budget-free inventory) is None, never NaN. `json_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ class PoolPlan:
 
     `capacity` is what the pool carries at the knee of the SLO (requests/s), `utilisation` the planned rate over it and
     `idle_share` the rest. Memory is per worker: `kv_capacity` what remains for KV, `kv_bytes` what is live on average,
-    `kv_peak` with the transient copy of a handoff (source held until released, destination reserved).
+    `kv_peak` with the transient copy of a handoff (source held until released, destination reserved), `memory_bytes` all HBM.
     """
 
     role: Role
@@ -116,6 +116,7 @@ class PoolPlan:
     power_w: float
     usd_per_hour: float
     trust: Trust
+    memory_bytes: float = 0.0
 
     @property
     def workers(self) -> int:
@@ -164,6 +165,7 @@ class Option:
     `ttft` ends when prefill's own first token can be sent (wait + prefill, plus the handoff when decode emits it);
     `ttft_decode` also waits for the handoff and the first decode step. `goodput` is the most requests/s this very fleet carries
     inside the SLO, `headroom` goodput over the planned rate less one. Costs per million tokens divide the whole bill.
+    `ttft_parts` splits the mean of `ttft_decode` (s) by name, in order: wait, prefill, conversion, transfer, first step.
     """
 
     label: str
@@ -185,6 +187,7 @@ class Option:
     binding: str
     pools: tuple[PoolPlan, ...]
     boundary: BoundaryPlan | None
+    ttft_parts: Mapping[str, float] = field(default_factory=dict)
 
     def pool(self, role: Role) -> PoolPlan | None:
         return next((pool for pool in self.pools if pool.role is role), None)
@@ -288,7 +291,7 @@ class CheckItem:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSummary:
-    """What was asked, in numbers."""
+    """What was asked, in numbers. `isl_histogram` has rows (from, to, share of requests) in tokens."""
 
     name: str
     source: str
@@ -306,6 +309,7 @@ class WorkloadSummary:
     osl_p99: float
     prefix_hit_rate: float
     points: int
+    isl_histogram: tuple[tuple[float, float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
