@@ -115,7 +115,7 @@ class Wait:
         """P(wait > t); 1 for t < 0, since a limit that is already missed is missed by everyone."""
         (t,) = _floats(t)
         with np.errstate(divide="ignore", invalid="ignore"):
-            decay = np.where(self.mean_if_waiting > 0, np.exp(-t / self.mean_if_waiting), 0.0)
+            decay = np.where(self.mean_if_waiting > 0, np.exp(-np.maximum(t, 0.0) / self.mean_if_waiting), 0.0)
         return np.where(t < 0, 1.0, self.prob * decay)
 
     def quantile(self, q: Any) -> Array:
