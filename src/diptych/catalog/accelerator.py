@@ -26,6 +26,8 @@ class Accelerator:
     """One accelerator as its vendor describes it: dense FLOP/s, bytes, bytes/s, watts.
 
     `peak_flops` holds only the formats that the silicon multiplies; what an engine can *execute* is a rule in `design`.
+    Where the 8-bit float is e4m3fnuz (CDNA 3) both FP8 keys are there, since engines re-scale e4m3fn when they load it;
+    `fp8_format` says which one is multiplied. A number that no source gives is 0 and, if planning needs it, in `missing`.
     """
 
     name: str
@@ -41,6 +43,17 @@ class Accelerator:
     provenance: Mapping[str, Provenance] = field(default_factory=dict, compare=False)
     notes: str = ""
     aliases: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it can be planned with: memory, its bandwidth and one compute rate are known (`missing` names the gaps)."""
+        return not self.missing
+
+    @property
+    def fp8_format(self) -> Dtype | None:
+        """The 8-bit float that its matrix units multiply; None without one."""
+        return next((dtype for dtype in (Dtype.FP8_FNUZ, Dtype.FP8) if dtype in self.peak_flops), None)
 
     @property
     def peak_16bit(self) -> float:
@@ -49,5 +62,5 @@ class Accelerator:
 
     @property
     def ridge_point(self) -> float:
-        """16-bit FLOP per byte of memory traffic at which compute and bandwidth balance."""
-        return self.peak_16bit / self.memory_bandwidth
+        """16-bit FLOP per byte of memory traffic at which compute and bandwidth balance; 0 when unknown."""
+        return self.peak_16bit / self.memory_bandwidth if self.memory_bandwidth else 0.0

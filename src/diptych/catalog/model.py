@@ -22,6 +22,8 @@ class Attention:
 
     `window` caps the tokens a query sees and the cache keeps (sliding or chunked). `index_topk` caps what a query *reads*
     (sparse attention) but not what is kept. `compress` divides the tokens kept (compressed attention).
+    `key_is_value`: one cached vector serves as both (DeepSeek-V4); `tied_projection`: keys and values share a projection
+    but are cached apart (Gemma 4). `o_rank` and `o_groups`: an output projection through a rank, in groups of heads.
     """
 
     heads: int
@@ -38,6 +40,10 @@ class Attention:
     index_heads: int = 0
     compress: int = 1
     gated_output: bool = False
+    key_is_value: bool = False
+    tied_projection: bool = False
+    o_rank: int = 0
+    o_groups: int = 1
 
     @property
     def is_mla(self) -> bool:
@@ -46,10 +52,10 @@ class Attention:
     @property
     def kv_elements(self) -> float:
         """Cached elements of one kept token, before replication over TP."""
-        elements = (
-            self.latent_rank + self.rope_dim if self.is_mla else self.kv_heads * (self.head_dim + self.v_head_dim)
-        )
-        return elements / self.compress
+        if self.is_mla:
+            return (self.latent_rank + self.rope_dim) / self.compress
+        width = self.head_dim if self.key_is_value else self.head_dim + self.v_head_dim
+        return self.kv_heads * width / self.compress
 
     def kept_tokens(self, context: Any) -> Any:
         """Tokens kept in the cache at `context` tokens (scalar or array)."""
@@ -67,20 +73,30 @@ class Attention:
         return qk + self.v_head_dim
 
     def parameters(self, hidden: int) -> float:
-        """Parameters of the projections."""
+        """Parameters of the projections and of the sparse index."""
+        qk = self.nope_dim + self.rope_dim if self.is_mla else self.head_dim
+        query = hidden * self.q_rank + self.q_rank * self.heads * qk if self.q_rank else hidden * self.heads * qk
+        gate = hidden * self.heads * self.v_head_dim if self.gated_output else 0
+        return float(query + gate + self._key_value_parameters(hidden) + self._output_parameters(hidden)) + (
+            self._index_parameters(hidden)
+        )
+
+    def _key_value_parameters(self, hidden: int) -> int:
         if self.is_mla:
-            qk = self.nope_dim + self.rope_dim
-            query = hidden * self.q_rank + self.q_rank * self.heads * qk if self.q_rank else hidden * self.heads * qk
-            latent = hidden * (self.latent_rank + self.rope_dim)
             up = self.latent_rank * self.heads * (self.nope_dim + self.v_head_dim)
-            index = self.index_heads * self.index_head_dim * (self.q_rank or hidden) + self.index_head_dim * hidden
-            return float(query + latent + up + self.heads * self.v_head_dim * hidden + index)
-        query = hidden * self.heads * self.head_dim
-        if self.q_rank:
-            query = hidden * self.q_rank + self.q_rank * self.heads * self.head_dim
-        gate = hidden * self.heads * self.head_dim if self.gated_output else 0
-        key_value = hidden * self.kv_heads * (self.head_dim + self.v_head_dim)
-        return float(query + gate + key_value + self.heads * self.v_head_dim * hidden)
+            return hidden * (self.latent_rank + self.rope_dim) + up
+        is_one = self.key_is_value or self.tied_projection
+        return hidden * self.kv_heads * (self.head_dim if is_one else self.head_dim + self.v_head_dim)
+
+    def _output_parameters(self, hidden: int) -> int:
+        if not self.o_rank:
+            return self.heads * self.v_head_dim * hidden
+        return self.heads * self.v_head_dim * self.o_rank + self.o_groups * self.o_rank * hidden
+
+    def _index_parameters(self, hidden: int) -> float:
+        """Query, key and head-weight projections of the index."""
+        query = self.index_heads * self.index_head_dim * (self.q_rank or hidden)
+        return float(query + (self.index_head_dim + self.index_heads) * hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +132,25 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts: `per_token` of `count` routed experts, and `shared_intermediate` columns always on."""
+    """A mixture of experts: `per_token` of `count` routed experts, and `shared_intermediate` columns always on.
+
+    `latent`: the routed experts work on a projection of that width instead of `hidden` (Nemotron-3 Super, Kimi-K3).
+    """
 
     count: int
     per_token: int
     intermediate: int
     shared_intermediate: int = 0
     gated: bool = True
+    latent: int = 0
 
     @property
     def matrices(self) -> int:
         return 3 if self.gated else 2
 
     def expert_parameters(self, hidden: int) -> float:
-        return float(self.matrices * hidden * self.intermediate)
+        """Parameters of one routed expert."""
+        return float(self.matrices * (self.latent or hidden) * self.intermediate)
 
     def parameters(self, hidden: int) -> float:
         return self.count * self.expert_parameters(hidden) + self._always_on(hidden)
@@ -139,7 +160,8 @@ class Experts:
         return self.per_token * self.expert_parameters(hidden) + self._always_on(hidden)
 
     def _always_on(self, hidden: int) -> float:
-        return float(self.matrices * hidden * self.shared_intermediate + hidden * self.count)
+        shared = self.matrices * hidden * self.shared_intermediate
+        return float(shared + hidden * self.count + 2 * hidden * self.latent)
 
     def touched(self, tokens: Any) -> Any:
         """Expected number of routed experts that a batch of `tokens` touches, under uniform routing."""
@@ -228,7 +250,7 @@ class Model:
     def kv_bytes_per_token(self, kv: Dtype) -> float:
         """KV bytes of one token with every attention layer kept in full: the slope at short context.
 
-        2·L·n_kv·d_head·s for GQA and MHA, L·(d_latent + d_rope)·s for MLA (paper.md 3.1).
+        2·L·n_kv·d_head·s for GQA and MHA, L·(d_latent + d_rope)·s for MLA as in the GQA and MLA papers.
         """
         return sum(count * attention.kv_elements for count, attention in self.attention_groups()) * kv.bytes
 
