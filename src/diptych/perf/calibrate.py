@@ -1,0 +1,104 @@
+"""What an engine adds around the kernels, and how far it stays behind op micro-benchmarks: a few named parameters.
+
+They are fitted to published end-to-end rows by `benchmarks/fit_calibration.py` and kept readable in `data/calibration.json`;
+no parameter belongs to a model or a row. Parameters are looked up from special to general, so an engine or accelerator family
+without its own value takes the value over all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from diptych.catalog.accelerator import Accelerator
+from diptych.catalog.dtype import Dtype
+from diptych.design.axes import Worker
+from diptych.perf.ops import Op, OpKind, Step
+
+COLLECTIVE_KINDS = (OpKind.ALL_REDUCE, OpKind.ALL_TO_ALL, OpKind.POINT_TO_POINT)
+ATTENTION_KINDS = (OpKind.PREFILL_ATTENTION, OpKind.DECODE_ATTENTION, OpKind.PREFILL_MLA, OpKind.DECODE_MLA)
+
+NEUTRAL: Mapping[str, float] = {
+    "host_step": 1.5e-3,  # seconds of scheduling and sampling per step that no kernel hides
+    "host_sequence": 8e-6,  # seconds per sequence of a step: detokenise, stop checks, block tables
+    "launch": 0.8,  # launch cost of kernels inside a graph, against the micro-benchmark
+    "memory": 1.0,  # achieved fraction of the curve's bandwidth
+    "compute": 1.0,  # achieved fraction of the curve's FLOP/s
+    "collective": 1.0,  # achieved fraction of the curve's bus bandwidth, and launch cost of collectives
+    "expert_imbalance": 1.0,  # time of the busiest expert rank over the mean
+    "band": 0.25,
+    "transferred_band": 0.5,
+}
+
+
+def family(accelerator: Accelerator) -> str:
+    """The architecture line that shares kernels: blackwell, hopper, ada, ampere, or the vendor's name."""
+    if accelerator.vendor != "NVIDIA":
+        return accelerator.vendor.lower()
+    if Dtype.FP4 in accelerator.peak_flops:
+        return "blackwell"
+    if Dtype.FP8 in accelerator.peak_flops:
+        return "ada" if accelerator.memory_bandwidth < 1.4e12 else "hopper"
+    return "ampere"
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """The parameters of one worker."""
+
+    host_step: float
+    host_sequence: float
+    launch: float
+    memory: float
+    compute: float
+    collective: float
+    expert_imbalance: float
+    band: float
+    transferred_band: float
+
+    def host(self, step: Step) -> Any:
+        """Seconds that the host adds to a step."""
+        return self.host_step + self.host_sequence * step.sampled
+
+    def of(self, op: Op) -> tuple[float, float, float]:
+        """(launch, memory, compute) multipliers of an op's curve."""
+        if op.kind in COLLECTIVE_KINDS:
+            return 1.0 / self.collective, self.collective, 1.0
+        if op.kind is OpKind.EXPERTS:
+            return self.launch, self.memory / self.expert_imbalance, self.compute / self.expert_imbalance
+        return self.launch, self.memory, self.compute
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Values by parameter and scope: 'engine/family', 'engine', 'family' or '*', the first that exists."""
+
+    values: Mapping[str, Mapping[str, float]]
+
+    def factors(self, worker: Worker) -> Factors:
+        engine, line = worker.engine, family(worker.accelerator)
+        scopes = (f"{engine}/{line}", engine, line, "*")
+        return Factors(**{name: self._value(name, scopes) for name in NEUTRAL})
+
+    def _value(self, name: str, scopes: tuple[str, ...]) -> float:
+        table = self.values.get(name, {})
+        return next((table[scope] for scope in scopes if scope in table), NEUTRAL[name])
+
+
+@lru_cache(maxsize=1)
+def shipped_calibration() -> Calibration:
+    """The calibration inside the package; the file gives rows, residuals, source and date of each value."""
+    path = files("diptych.perf").joinpath("data/calibration.json")
+    if not path.is_file():
+        return Calibration({})
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return Calibration(
+        {
+            name: {scope: float(entry["value"]) for scope, entry in table.items()}
+            for name, table in document["parameters"].items()
+        }
+    )
