@@ -1,0 +1,115 @@
+"""Charts as data: one `Chart` is a Vega-Lite specification, its words, and the same numbers as a table.
+
+Colours are CSS variables (`var(--prefill)`), so a page changes between light, dark and print without drawing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+SANS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", Arial, sans-serif'
+ROLE_COLOURS = {
+    "prefill": "var(--prefill)",
+    "decode": "var(--decode)",
+    "colocated": "var(--colo)",
+    "link": "var(--hinge)",
+}
+SERIES_COLOURS = ("var(--hetero)", "var(--homodis)", "var(--colo)")
+
+_TEXT = {"labelFont": SANS, "titleFont": SANS, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500}
+CONFIG: dict[str, Any] = {
+    "background": None,
+    "font": SANS,
+    "padding": 2,
+    "view": {"stroke": None},
+    "axis": {
+        **_TEXT,
+        "labelColor": "var(--soft)",
+        "titleColor": "var(--soft)",
+        "gridColor": "var(--line)",
+        "domainColor": "var(--line)",
+        "tickColor": "var(--line)",
+        "titlePadding": 8,
+        "labelPadding": 5,
+        "labelLimit": 220,
+    },
+    "axisY": {"domain": False, "ticks": False},
+    "legend": {
+        **_TEXT,
+        "labelColor": "var(--ink)",
+        "title": None,
+        "orient": "top",
+        "direction": "horizontal",
+        "columns": 3,
+        "symbolSize": 90,
+        "labelLimit": 260,
+        "offset": 8,
+    },
+    "text": {"font": SANS, "fontSize": 12, "fill": "var(--ink)"},
+    "bar": {"cornerRadius": 2},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure: `columns` and `rows` repeat its numbers for readers without scripts, screens or patience."""
+
+    key: str
+    title: str
+    caption: str
+    spec: dict[str, Any]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    wide: bool = False
+
+
+def specification(description: str, height: Any, **parts: Any) -> dict[str, Any]:
+    """A Vega-Lite specification as wide as its place."""
+    return {
+        "$schema": SCHEMA,
+        "description": description,
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        **parts,
+    }
+
+
+def values(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Rows inline: a report fetches nothing."""
+    return {"values": list(rows)}
+
+
+def quantity(field: str, title: str | None, **more: Any) -> dict[str, Any]:
+    """A quantitative channel."""
+    return {"field": field, "type": "quantitative", "title": title, **more}
+
+
+def category(field: str, order: Sequence[str] | None = None, **more: Any) -> dict[str, Any]:
+    """A nominal channel, in the order given."""
+    return {"field": field, "type": "nominal", "title": None, **({"sort": list(order)} if order else {}), **more}
+
+
+def palette(names: Sequence[str], colours: Sequence[str]) -> dict[str, Any]:
+    """A colour scale that gives each name its own colour."""
+    return {"domain": list(names), "range": list(colours)}
+
+
+def rule_line(datum: dict[str, Any], channel: str, field: str, label: str) -> list[dict[str, Any]]:
+    """A dashed limit with its label: the SLO, or a percentile."""
+    other = {"align": "left", "dx": 4, "y": 8} if channel == "x" else {"align": "left", "dy": -6, "x": 4}
+    return [
+        {
+            "data": values([datum]),
+            "mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5, "color": "var(--bad)"},
+            "encoding": {channel: {"field": field, "type": "quantitative"}},
+        },
+        {
+            "data": values([datum]),
+            "mark": {"type": "text", "fontSize": 11, "fill": "var(--bad)", **other},
+            "encoding": {channel: {"field": field, "type": "quantitative"}, "text": {"value": label}},
+        },
+    ]

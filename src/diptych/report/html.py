@@ -1,0 +1,256 @@
+"""The report: one HTML file that runs under its own strict policy and asks nothing of any network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from diptych.planner.plan import BoundaryPlan, Option, Plan
+from diptych.report import words
+from diptych.report.chart_fleet import fleet_charts
+from diptych.report.chart_pareto import pareto_charts
+from diptych.report.chart_space import space_charts
+from diptych.report.charts import CONFIG, Chart
+from diptych.units import format_bandwidth, format_bytes, format_seconds, format_usd
+
+_PACKAGE = files("diptych.report")
+_VENDORED = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js")
+_MARKS = {"yes": "yes", "no": "no", "partly": "watch", "unknown": "watch"}
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A number of the strip under the headline, and the line that explains it."""
+
+    name: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the comparison."""
+
+    name: str
+    option: Option
+    lines: tuple[str, ...]
+    why_not: str
+    saves: str
+    chosen: bool
+
+
+def render(plan: Plan, command: str = "") -> str:
+    """The whole page. `command` is the line that makes the same plan again, shown and offered for copying."""
+    scripts, style = _scripts(), _asset("assets/report.css")
+    groups = _charts(plan)
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            plan=plan,
+            command=command,
+            policy=content_policy(scripts, style),
+            style=Markup(style),  # noqa: S704 our own file, by its hash in the policy
+            scripts=[Markup(script) for script in scripts],  # noqa: S704 likewise
+            plan_json=embedded_json(plan.to_dict()),
+            charts_json=embedded_json(_specs(groups)),
+            charts=groups,
+            headline=words.headline(plan),
+            purpose=words.purpose(plan),
+            warnings=[words.advice(text) for text in plan.warnings],
+            facts=facts(plan),
+            compared=compared(plan),
+            latencies=_latencies(plan.best),
+            hinge=hinge(plan.best.boundary) if plan.best.boundary else (),
+            workload=_workload(plan),
+            question=_question(plan),
+            axes=words.listed(f"{words.plural(number, name)}" for name, number in plan.space.axes.items()),
+            marks=_MARKS,
+        )
+    )
+
+
+def embedded_json(value: Any) -> Markup:
+    """JSON that no HTML parser can mistake for markup: `<`, `>` and `&` are written as escapes."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704 escaped here
+
+
+def content_policy(scripts: tuple[str, ...], style: str) -> str:
+    """A content security policy that runs these very scripts, applies this very style, and loads nothing."""
+    allowed = " ".join(_digest(script) for script in scripts)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src {_digest(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+@cache
+def _asset(name: str) -> str:
+    return _PACKAGE.joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _scripts() -> tuple[str, ...]:
+    """The vendored libraries and our own script, safe inside a script element."""
+    texts = [*(_asset(f"vendor/{name}") for name in _VENDORED), _asset("assets/report.js")]
+    inline = tuple("\n".join(line for line in text.splitlines() if not line.startswith("//#")) for text in texts)
+    assert not any("</script" in text or "<!--" in text for text in inline), "a script would end its own element"
+    return inline
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FunctionLoader(lambda name: _asset(f"assets/{name}")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        percent=words.percent,
+        count=words.count,
+        plural=words.plural,
+        sentence=words.sentence,
+        member_line=words.member_line,
+        formats=words.formats,
+        wire=words.wire,
+        trust=words.trust,
+        power=words.power,
+        usd=format_usd,
+        seconds=format_seconds,
+    )
+    return environment
+
+
+def _charts(plan: Plan) -> dict[str, tuple[Chart, ...]]:
+    space = {chart.key: (chart,) for chart in space_charts(plan)}
+    return {
+        "pareto": pareto_charts(plan),
+        "fleet": fleet_charts(plan),
+        "space": space.get("rules", ()),
+        "flips": space.get("flips", ()),
+        "lengths": space.get("lengths", ()),
+    }
+
+
+def _specs(groups: dict[str, tuple[Chart, ...]]) -> dict[str, Any]:
+    return {"config": CONFIG, "specs": {chart.key: chart.spec for group in groups.values() for chart in group}}
+
+
+def facts(plan: Plan) -> tuple[Fact, ...]:
+    """The strip under the headline."""
+    best = plan.best
+    rest = f"{format_usd(best.usd_per_mtok_input)} input, {format_usd(best.usd_per_mtok_total)} all tokens"
+    size = f"{words.plural(best.accelerators, 'accelerator')}, {words.power(best.power_w)}"
+    spare = f"{words.percent(best.headroom)} above the load; {words.binding(best)} binds"
+    return (
+        Fact("Bill", f"{format_usd(best.usd_per_hour)} USD/h", size),
+        Fact("Per million output tokens", f"{format_usd(best.usd_per_mtok_output)} USD", rest),
+        Fact("TTFT p90", format_seconds(best.ttft.p90), _against(plan, "ttft")),
+        Fact("TPOT p90", format_seconds(best.tpot.p90), _against(plan, "tpot")),
+        Fact("Goodput", f"{words.count(best.goodput)} req/s", spare),
+    )
+
+
+def _against(plan: Plan, metric: str) -> str:
+    latency = plan.best.ttft if metric == "ttft" else plan.best.tpot
+    limit = words.limit(plan, metric)
+    trust = f"{latency.trust.basis} ± {words.percent(latency.trust.band)}"
+    return f"{words.objective(limit)}; {trust}" if limit else trust
+
+
+def compared(plan: Plan) -> tuple[Row, ...]:
+    """The answer, the baselines that are always shown, then other runners-up: each design once."""
+    reasons = {other.option.label: other.why_not for other in plan.alternatives}
+    rows = [
+        _row(plan, name[0].upper() + name[1:], option, reasons.get(option.label, ""))
+        for name, option in words.named_options(plan)
+    ]
+    shown = {row.option.label for row in rows}
+    rows += [
+        _row(plan, "Runner-up", other.option, other.why_not)
+        for other in plan.alternatives
+        if other.option.label not in shown
+    ]
+    return tuple(rows)
+
+
+def _row(plan: Plan, name: str, option: Option, why_not: str) -> Row:
+    lines = words.fleet_lines(option)
+    if option.label == plan.best.label:
+        return Row(name, option, lines, why_not="", saves="", chosen=True)
+    share = 1 - plan.best.usd_per_hour / option.usd_per_hour if option.usd_per_hour else 0.0
+    return Row(name, option, lines, why_not, words.percent(share), chosen=False)
+
+
+def _latencies(best: Option) -> tuple[tuple[str, Any], ...]:
+    named = (("TTFT", best.ttft), ("TTFT, decoded", best.ttft_decode), ("TPOT", best.tpot), ("End to end", best.e2e))
+    return named if best.boundary else tuple(pair for pair in named if pair[0] != "TTFT, decoded")
+
+
+def hinge(boundary: BoundaryPlan) -> tuple[tuple[str, str], ...]:
+    """The boundary in names and values."""
+    local = (("stay local", f"prompts below {boundary.local_below:,} tokens"),) if boundary.local_below else ()
+    return (
+        ("placement", str(boundary.placement)),
+        *local,
+        ("path", f"{boundary.link} ({boundary.kind}), {format_bandwidth(boundary.bandwidth)}"),
+        ("narrowest part", boundary.limited_by),
+        ("busy", words.percent(boundary.utilisation)),
+        ("would do", format_bandwidth(boundary.required_bandwidth)),
+        ("KV on the wire", words.wire(boundary)),
+        ("per request", f"{format_bytes(boundary.wire_bytes_mean)} mean, {format_bytes(boundary.wire_bytes_p99)} p99"),
+        ("transfer", f"{format_seconds(boundary.transfer_p90)} p90 alone on the wire"),
+        ("seen in TTFT", f"{format_seconds(boundary.exposed_p90)} p90, queue included"),
+        ("conversion", f"{format_seconds(boundary.conversion_p90)} p90"),
+        ("ownership", f"{boundary.ownership}, {boundary.overlap}"),
+        ("engine", boundary.engine_support),
+    )
+
+
+def _workload(plan: Plan) -> tuple[tuple[str, str], ...]:
+    asked = plan.question.workload
+    arrivals = "measured" if asked.arrivals_measured else "assumed"
+    return (
+        ("name", asked.name),
+        ("source", asked.source or "not given"),
+        ("requests seen", f"{asked.requests:,}" if asked.requests else "none: described, not recorded"),
+        ("rate", f"{words.count(asked.rate)} requests/s"),
+        ("arrivals", f"gaps vary by {asked.arrival_cv:.2g} (1 is Poisson), {arrivals}"),
+        ("prompt tokens", _quantiles(asked.isl_mean, asked.isl_p50, asked.isl_p90, asked.isl_p99)),
+        ("answer tokens", _quantiles(asked.osl_mean, asked.osl_p50, asked.osl_p90, asked.osl_p99)),
+        ("prefix hits", words.percent(asked.prefix_hit_rate)),
+    )
+
+
+def _quantiles(mean: float, p50: float, p90: float, p99: float) -> str:
+    return f"mean {mean:,.0f}, p50 {p50:,.0f}, p90 {p90:,.0f}, p99 {p99:,.0f}"
+
+
+def _question(plan: Plan) -> tuple[tuple[str, str], ...]:
+    asked = plan.question
+    owned = words.listed(f"{name}: {number}" for name, number in (asked.inventory or {}).items())
+    pinned = words.listed(f"{name} = {value}" for name, value in asked.pins.items())
+    budget = f"{format_usd(asked.budget_usd_per_hour)} USD/h" if asked.budget_usd_per_hour is not None else ""
+    optional = (("budget", budget), ("inventory", owned), ("pinned", pinned))
+    return (
+        ("model", asked.model),
+        ("SLO", words.slo(plan)),
+        ("prices", f"{asked.prices}, {asked.prices_date}" if asked.prices_date else asked.prices),
+        ("asked for", str(asked.goal)),
+        *((name, value) for name, value in optional if value),
+    )

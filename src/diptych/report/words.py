@@ -1,0 +1,264 @@
+"""The sentences and short numbers that the terminal, the page and the notebook share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from diptych.design.axes import Role
+from diptych.design.boundary import Codec, Placement
+from diptych.errors import InvalidInput
+from diptych.metrics.slo import SLO, Objective
+from diptych.planner.plan import (
+    BoundaryPlan,
+    Goal,
+    MemberPlan,
+    Option,
+    Plan,
+    PoolPlan,
+    Savings,
+    Trust,
+    WorkloadSummary,
+)
+from diptych.units import format_seconds, format_usd
+
+SERIES = ("heterogeneous", "homogeneous, disaggregated", "homogeneous, colocated")
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """A share as people write it, with a space before the sign.
+
+    >>> percent(0.314), percent(0.0042), percent(-0.0004), percent(0.9991)
+    ('31 %', '0.4 %', '0 %', '99.9 %')
+    """
+    if 0 < abs(share) < 0.01 or 0.99 < abs(share) < 1:
+        digits = max(digits, 1)
+    text = f"{share * 100:.{digits}f}"
+    if float(text) == 0:
+        text = "0"
+    elif abs(float(text)) == 100:
+        text = text.split(".")[0]
+    return f"{text} %"
+
+
+def count(value: float) -> str:
+    """A whole number with thin groups, a small one with its digits.
+
+    >>> count(12400000), count(20), count(5.25)
+    ('12,400,000', '20', '5.25')
+    """
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def big(value: float) -> str:
+    """A large count in three digits.
+
+    >>> big(41_300_000), big(950), big(6_300)
+    ('41.3 million', '950', '6,300')
+    """
+    for scale, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if value >= scale:
+            return f"{value / scale:.3g} {name}"
+    return f"{value:,.0f}"
+
+
+def power(watts: float) -> str:
+    """`4.2 kW`."""
+    return f"{watts / 1e3:.3g} kW" if watts >= 1e3 else f"{watts:.0f} W"
+
+
+def plural(number: int, noun: str) -> str:
+    """`3 workers`, `1 worker`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def sentence(text: str) -> str:
+    """`text` with a capital at its start and a full stop at its end."""
+    text = text.strip()
+    if not text:
+        return ""
+    return text[0].upper() + text[1:] + ("" if text[-1] in ".!?:" else ".")
+
+
+def objective(term: Objective) -> str:
+    """`TTFT p90 < 2 s`."""
+    statistic = "mean" if term.quantile is None else f"p{term.quantile * 100:g}"
+    return f"{term.metric.upper()} {statistic} < {format_seconds(term.limit)}"
+
+
+def objectives(plan: Plan) -> tuple[Objective, ...]:
+    """The objectives of the plan's SLO; none when it has none."""
+    try:
+        return SLO.parse(plan.question.slo).objectives
+    except InvalidInput:
+        return ()
+
+
+def slo(plan: Plan) -> str:
+    """`TTFT p90 < 2 s and TPOT p90 < 50 ms`."""
+    return listed(objective(term) for term in objectives(plan)) or "no latency limit"
+
+
+def limit(plan: Plan, metric: str) -> Objective | None:
+    """The tightest objective on a metric, None when the SLO has none."""
+    return min((term for term in objectives(plan) if term.metric == metric), key=lambda term: term.limit, default=None)
+
+
+def listed(parts: Iterable[str]) -> str:
+    """`a, b and c`."""
+    items = list(parts)
+    return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1] if items else ""
+
+
+def series(placement: Placement, heterogeneous: bool) -> str:
+    """The family of a design, as charts and tables name it."""
+    if heterogeneous:
+        return SERIES[0]
+    return SERIES[2] if placement is Placement.COLOCATED else SERIES[1]
+
+
+def binding(option: Option) -> str:
+    """What stops the fleet from carrying more, in words: `TPOT p90`."""
+    metric, _, statistic = option.binding.partition("_")
+    return f"{metric.upper()} {statistic}" if statistic and metric in ("ttft", "tpot", "e2e") else option.binding
+
+
+def chips(pool: PoolPlan) -> str:
+    """The accelerators of a pool: `H100` or `A100 and L40S`."""
+    return listed(dict.fromkeys(member.accelerator for member in pool.members))
+
+
+def shape(member: MemberPlan) -> str:
+    """`tp2·pp2` of one worker."""
+    sizes = (("tp", member.tp), ("pp", member.pp), ("dp", member.dp), ("ep", member.ep))
+    return "·".join(f"{name}{size}" for name, size in sizes if size > 1) or "tp1"
+
+
+def formats(member: MemberPlan) -> str:
+    """`fp8 weights, bf16 multiply, fp8 KV`, as short as the formats allow."""
+    if member.weights is member.activations is member.kv:
+        return f"{member.weights} throughout"
+    compute = f"{member.weights} weights" + (
+        "" if member.weights is member.activations else f", {member.activations} activations"
+    )
+    return f"{compute}, {member.kv} KV"
+
+
+def member_line(member: MemberPlan) -> str:
+    """`3 × H20-96GB tp4`."""
+    return f"{member.workers} × {member.accelerator} {shape(member)}"
+
+
+def pool_line(pool: PoolPlan) -> str:
+    """`2 × H100-SXM-80GB tp2`, with `+` between the members of a mixed pool."""
+    return " + ".join(member_line(member) for member in pool.members)
+
+
+def fleet_lines(option: Option) -> tuple[str, ...]:
+    """The pools of a fleet, one line each, under their roles."""
+    return tuple(f"{pool.role} {pool_line(pool)}" for pool in option.pools)
+
+
+def wire(boundary: BoundaryPlan) -> str:
+    """KV on the wire: `fp8, unchanged` or `int8, quantised at prefill`."""
+    if boundary.codec is Codec.RAW:
+        return f"{boundary.wire}, unchanged"
+    side = f" at {boundary.converts_at}" if boundary.converts_at else ""
+    return f"{boundary.wire}, {boundary.codec}{side}"
+
+
+def trust(value: Trust) -> str:
+    """`± 12 %, fitted`; says when a number lies outside what was measured."""
+    outside = ", outside the measured range" if value.outside_measured else ""
+    return f"± {percent(value.band)}, {value.basis}{outside}"
+
+
+def verdict(plan: Plan) -> str:
+    """What to do, without numbers: the first half of the headline."""
+    prefill, decode = plan.best.pool(Role.PREFILL), plan.best.pool(Role.DECODE)
+    if prefill is None or decode is None:
+        return f"Do not disaggregate, run {listed(chips(pool) for pool in plan.best.pools)} colocated"
+    if chips(prefill) == chips(decode):
+        return f"Disaggregate on {chips(prefill)} alone"
+    return f"Prefill on {chips(prefill)}, decode on {chips(decode)}"
+
+
+def rival(plan: Plan) -> Savings | None:
+    """The saving against the strongest baseline: the smallest one, so that no headline flatters."""
+    return min(plan.verdict.savings, key=lambda saving: saving.per_mtok, default=None)
+
+
+def saving(plan: Plan) -> str:
+    """The second half of the headline: what it saves, against what; empty without a baseline."""
+    least = rival(plan)
+    if least is None:
+        return ""
+    share, what = (least.per_hour, "") if plan.question.goal is Goal.RATE else (least.per_mtok, " per token")
+    against = least.against if least.against.startswith("the ") else f"the {least.against}"
+    if share < 0.0005:
+        return f"as cheap{what} as {against}"
+    return f"{percent(share)} cheaper{what} than {against}"
+
+
+def purpose(plan: Plan) -> str:
+    """What was asked of the fleet: `at 20 requests/s, holding TTFT p90 < 2 s`."""
+    return f"at {count(plan.best.rate)} requests/s, holding {slo(plan)}"
+
+
+def headline(plan: Plan) -> str:
+    """The answer in one sentence, as a manager would read it."""
+    gain = saving(plan)
+    return f"{verdict(plan)}: {gain}" if gain else verdict(plan)
+
+
+def bill(plan: Plan) -> str:
+    """`41.20 USD/h, 1.92 USD per million output tokens`."""
+    best = plan.best
+    return (
+        f"{format_usd(best.usd_per_hour)} USD/h, {format_usd(best.usd_per_mtok_output)} USD per million output tokens"
+    )
+
+
+def asked(workload: WorkloadSummary) -> str:
+    """The workload in one line."""
+    hits = workload.prefix_hit_rate
+    cached = f", {percent(hits)} of the prompt in a prefix cache" if hits else ""
+    lengths = f"{workload.isl_mean:,.0f} tokens in, {workload.osl_mean:,.0f} out on average"
+    return f"{workload.name}: {lengths}{cached}"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A warning in the pattern people act on: what, why, what to do."""
+
+    what: str
+    why: str = ""
+    fix: str = ""
+
+
+def advice(text: str) -> Advice:
+    """Split a warning at its `Why:` and `Fix:`, both optional.
+
+    >>> advice("The link is 91 % busy. Why: 4 TB/h cross it. Fix: --wire fp8")
+    Advice(what='The link is 91 % busy.', why='4 TB/h cross it.', fix='--wire fp8')
+    """
+    head, _, fix = text.partition("Fix:")
+    what, _, why = head.partition("Why:")
+    return Advice(what.strip(), why.strip(), fix.strip())
+
+
+def named_options(plan: Plan) -> tuple[tuple[str, Option], ...]:
+    """The answer and the baselines that are always shown, each design once, under the name of its part."""
+    named = (
+        ("the plan", plan.best),
+        ("best homogeneous colocated", plan.colocated),
+        ("best homogeneous disaggregated", plan.disaggregated),
+        ("best heterogeneous", plan.heterogeneous),
+    )
+    seen: dict[str, tuple[str, Option]] = {}
+    for name, option in named:
+        if option is None:
+            continue
+        known = seen.get(option.label)
+        seen[option.label] = (f"{known[0]}, {name}" if known else name, option)
+    return tuple(seen.values())
