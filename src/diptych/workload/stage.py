@@ -1,0 +1,168 @@
+"""Streaming a trace file into one compact DuckDB table, `request`, that may live on disk.
+
+Columns: `row` (place among the file's data rows, from 1), `isl`, `osl`, `t` (seconds), `gap` (seconds since the row before),
+`blocks` (prefix hashes), and, only where a cell could not be read, its text in `isl_raw`, `osl_raw`, `t_raw`, `line_raw`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import duckdb
+
+from diptych.errors import Finding, InvalidTrace
+from diptych.workload.formats import Layout
+
+MEMORY_LIMIT = "300MB"
+_ON_DISK_ABOVE = 8 << 20  # bytes of file
+_MAX_LINE = 1 << 24
+_REJECTS = 1000
+_POLL = 0.2  # seconds between looks at the progress
+Progress = Callable[[float, float, str], None]
+
+
+def connect(path: Path, folder: Path) -> Any:
+    """A private database: in memory for a small file, on disk for a large one, with a memory limit either way."""
+    place = str(folder / "stage.duckdb") if path.stat().st_size > _ON_DISK_ABOVE else ":memory:"
+    connection = duckdb.connect(
+        place, config={"memory_limit": MEMORY_LIMIT, "temp_directory": str(folder), "threads": 2}
+    )
+    connection.execute("SET preserve_insertion_order = true")
+    return connection
+
+
+def stage(
+    connection: Any, path: Path, folder: Path, name: str, layout: Layout, progress: Progress | None = None
+) -> None:
+    """Fill the table `request` in one pass over the file. Raises `InvalidTrace` when the file cannot be read to its end."""
+    link = folder / "source"  # a name of ours: no quote, no wildcard, no misleading suffix reaches the query
+    link.symlink_to(path.resolve())
+    source = _csv_source(link, layout) if layout.kind == "csv" else _json_source(link, layout)
+    base = _base(connection, layout)
+    query = f"""
+        CREATE TABLE request AS
+        SELECT *, t - lag(t) OVER () AS gap FROM (
+            SELECT row, line_raw, {_number("isl")}, {_number("osl")}, {_arrival(layout, base)}, {_blocks(layout)}
+            FROM ({source})
+        )"""  # noqa: S608 - built from constants and column numbers; texts of the file are escaped
+    _run(connection, query, name, progress)
+
+
+def drop_empty(connection: Any) -> int:
+    """Leave out requests without prompt or answer tokens; how many there were."""
+    (dropped,) = connection.execute("SELECT count(*) FROM request WHERE isl = 0 OR osl = 0").fetchone()
+    if dropped:
+        connection.execute("DELETE FROM request WHERE isl = 0 OR osl = 0")
+        _reorder(connection, "row")
+    return int(dropped)
+
+
+def sort_by_arrival(connection: Any) -> None:
+    """Put the requests in the order of their arrival; equal ones keep the file's order."""
+    _reorder(connection, "t, row")
+
+
+def _reorder(connection: Any, order: str) -> None:
+    connection.execute(f"""
+        CREATE TABLE ordered AS SELECT * REPLACE (t - lag(t) OVER (ORDER BY {order}) AS gap) FROM request ORDER BY {order};
+        DROP TABLE request;
+        ALTER TABLE ordered RENAME TO request""")  # noqa: S608
+
+
+def _csv_source(link: Path, layout: Layout) -> str:
+    columns = ", ".join(f"'c{index}': 'VARCHAR'" for index in range(len(layout.header)))
+    delimiter = layout.delimiter.replace("\t", "\\t")
+    compression = "gzip" if layout.gzipped else "none"
+
+    def cell(column: str) -> str:
+        return f"c{layout.header.index(column)}" if column else "NULL"
+
+    return f"""
+        SELECT row_number() OVER () AS row, NULL::VARCHAR AS line_raw, trim({cell(layout.isl)}) AS isl_text,
+               trim({cell(layout.osl)}) AS osl_text, trim({cell(layout.arrival)}) AS t_text, {cell(layout.blocks)} AS blocks_text
+        FROM read_csv('{link}', header = true, auto_detect = false, columns = {{{columns}}}, delim = '{delimiter}',
+             quote = '"', escape = '"', compression = '{compression}', null_padding = true, store_rejects = true,
+             rejects_limit = {_REJECTS}, max_line_size = {_MAX_LINE})"""  # noqa: S608
+
+
+def _json_source(link: Path, layout: Layout) -> str:
+    compression = "gzip" if layout.gzipped else "none"
+    keys = ", ".join(_pointer(key) for key in (layout.isl, layout.osl, layout.arrival or layout.isl))
+    blocks = f"json_extract(document, {_pointer(layout.blocks)})::VARCHAR" if layout.blocks else "NULL"
+    arrival = "cells[3]" if layout.arrival else "NULL"
+    return f"""
+        SELECT row, CASE WHEN document IS NULL THEN left(line, 60) END AS line_raw, cells[1] AS isl_text,
+               cells[2] AS osl_text, {arrival} AS t_text, {blocks} AS blocks_text
+        FROM (SELECT *, json_extract_string(document, [{keys}]) AS cells
+              FROM (SELECT *, CASE WHEN json_valid(line) THEN line::JSON END AS document
+                    FROM (SELECT row_number() OVER () AS row, line
+                          FROM read_csv('{link}', header = false, auto_detect = false, columns = {{'line': 'VARCHAR'}},
+                               delim = '\x01', quote = '', escape = '', compression = '{compression}',
+                               max_line_size = {_MAX_LINE}))
+                    WHERE trim(line) <> ''))"""  # noqa: S608
+
+
+def _pointer(key: str) -> str:
+    """A JSON pointer as an SQL text; a dotted key reaches into nested objects."""
+    return "'/" + key.replace("~", "~0").replace("/", "~1").replace(".", "/").replace("'", "''") + "'"
+
+
+def _number(role: str) -> str:
+    value = f"TRY_CAST({role}_text AS DOUBLE)"
+    return f"{value} AS {role}, CASE WHEN {value} IS NULL THEN {role}_text END AS {role}_raw"
+
+
+def _arrival(layout: Layout, base: int) -> str:
+    scale = {"s": 1, "ms": 1000, "us": 1000000}.get(layout.unit)
+    value = (f"TRY_CAST(t_text AS DOUBLE) / {scale}" if scale else
+             f"(epoch_ns(TRY_CAST(t_text AS TIMESTAMP_NS)) - {base}) / 1e9")  # fmt: skip
+    return f"{value} AS t, CASE WHEN {value} IS NULL THEN t_text END AS t_raw"
+
+
+def _base(connection: Any, layout: Layout) -> int:
+    """The first timestamp in nanoseconds, subtracted before it would cost digits; 0 when it cannot be read."""
+    text = layout.first_arrival if layout.unit == "iso" else ""
+    row = connection.execute("SELECT epoch_ns(TRY_CAST(? AS TIMESTAMP_NS))", [text]).fetchone()
+    return int(row[0] or 0)
+
+
+def _blocks(layout: Layout) -> str:
+    """Hashes may be numbers or texts of any length: each becomes 64 bits of its text."""
+    if not layout.blocks:
+        return "NULL::UBIGINT[] AS blocks, NULL::VARCHAR AS blocks_raw"
+    value = "list_transform(TRY_CAST(blocks_text AS VARCHAR[]), lambda id: hash(id))"
+    return f"{value} AS blocks, CASE WHEN {value} IS NULL THEN left(blocks_text, 40) END AS blocks_raw"
+
+
+def _run(connection: Any, query: str, name: str, progress: Progress | None) -> None:
+    done = Event()
+    watcher = Thread(target=_watch, args=(connection, done, name, progress), daemon=True) if progress else None
+    if watcher:
+        watcher.start()
+    try:
+        connection.execute(query)
+    except duckdb.Error as error:
+        raise InvalidTrace(_unreadable(str(error), name)) from None
+    finally:
+        done.set()
+        if watcher:
+            watcher.join()
+
+
+def _watch(connection: Any, done: Event, name: str, progress: Progress | None) -> None:
+    while progress and not done.wait(_POLL):
+        progress(max(connection.query_progress(), 0.0), 100.0, f"reading {name}")
+
+
+def _unreadable(message: str, name: str) -> Finding:
+    """A sentence for what DuckDB could not read."""
+    first = message.splitlines()[0]
+    if "GZIP" in message or "gzip" in message:
+        return Finding(name, "broken gzip: it ends before its end mark", "a whole gzip file", "copy it again")
+    place = next((f"{name}:{line.split(':')[-1].strip()}" for line in message.splitlines() if "Line:" in line), name)
+    if "unicode" in message.lower() or "utf-8" in message.lower():
+        return Finding(place, "not text: bytes that are not UTF-8", "a CSV or JSONL text file, gzip or not")
+    return Finding(place, f"cannot be read: {first}", "a CSV or JSONL text file, gzip or not")
