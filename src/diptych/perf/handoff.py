@@ -93,7 +93,8 @@ def handoff(
     `link` is the path when NIC shares are known (`path(...)`), else the boundary's link over the workers' own NICs. Push streams
     during prefill when the boundary says so; pull waits for the whole prefill and a `round_trip`, then transfers. Prompts that
     stay local (colocated, or below a conditional boundary's length) cost and hold nothing. `host_bandwidth` (bytes/s) is where
-    a transfer-adjacent conversion runs; the prefill side's PCIe by default.
+    a transfer-adjacent conversion runs; the prefill side's PCIe by default, its memory where that is
+    shared with the host.
     """
     tokens, prefill = np.broadcast_arrays(np.asarray(tokens, dtype=float), np.asarray(prefill, dtype=float))
     away = _handed_off(boundary, tokens)
@@ -141,7 +142,9 @@ def _conversions(
     after = conversion_seconds(decode_worker.model, tokens, wire, used, decode_worker)
     if boundary.representation.converts_at is not Side.TRANSFER:
         return before, np.zeros_like(before), after
-    bandwidth = host_bandwidth or prefill_worker.accelerator.pcie_bandwidth
+    bandwidth = (
+        host_bandwidth or prefill_worker.accelerator.pcie_bandwidth or prefill_worker.accelerator.memory_bandwidth
+    )
     staged = staged_conversion_seconds(prefill_worker.model, tokens, made, used, bandwidth)
     return np.zeros_like(staged), staged, np.zeros_like(staged)
 

@@ -1,6 +1,6 @@
 """How many prefill workers for how many decode workers: exact integer sizing from the capacity of one worker of each.
 
-A stage holds N·C requests/s, the pair min(N_P·C_P, N_D·C_D). The C are the knees of the stages at the SLO, found elsewhere and inputs
+A stage holds N·C requests/s, the pair min(N_P·C_P, N_D·C_D). The C are the stages' knees at the SLO, found elsewhere and inputs
 here. Replicas of a fixed P:D shape are never multiplied: the two pools are sized apart, so nothing idles that need not.
 """
 

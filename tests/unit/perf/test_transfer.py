@@ -167,6 +167,13 @@ class TestPath:
         extra = transfer_seconds(staged, size) - transfer_seconds(direct, size)
         assert extra == pytest.approx(size / 25e9 * 2)  # D2H and H2D over PCIe
 
+    def test_host_staging_through_a_buffer_is_as_quick_as_its_slowest_hop(self) -> None:
+        model, size = model_of(GQA), 10e9
+        slow_wire = path(worker(model), worker(model), rdma(20e9, LinkKind.HOST_STAGED), staging_buffer=25e6)
+        assert transfer_seconds(slow_wire, size) == pytest.approx(1e-3 + 2e-3 + size / 20e9)
+        slow_copy = path(worker(model), worker(model), rdma(50e9, LinkKind.HOST_STAGED), staging_buffer=25e6)
+        assert transfer_seconds(slow_copy, size) == pytest.approx(1e-3 + 2e-3 + size / 25e9)
+
     def test_start_up_of_the_link_is_paid_once_not_per_lane(self) -> None:
         model = model_of(GQA)
         one = path(worker(model, 1), worker(model, 1), rdma(half_size=1e6))
