@@ -186,8 +186,6 @@ def _arrays(*values: Any) -> list[Array]:
 
 def disagreements(curves: Curves, worker: Worker, factor: float = 3.0) -> Iterator[str]:
     """Ops whose measured backends differ by more than `factor` on a typical decode matrix: one of them may be wrong."""
-    from diptych.perf.ops import Work
-
     for op in operations(worker):
         of = curves.of(worker.accelerator.name, op.kind, op.format.name)
         if len(of) < 2 or op.kind in COLLECTIVES:
@@ -198,9 +196,7 @@ def disagreements(curves: Curves, worker: Worker, factor: float = 3.0) -> Iterat
             continue
         peak = peak_flops(worker.accelerator, op.format.compute)
         times = {
-            engine: float(
-                curve.seconds(Work(work.flop, work.bytes, work.padding), peak, worker.accelerator.memory_bandwidth)
-            )
+            engine: float(curve.seconds(work, peak, worker.accelerator.memory_bandwidth))
             for engine, curve in of.items()
         }
         slow, fast = max(times, key=times.__getitem__), min(times, key=times.__getitem__)
