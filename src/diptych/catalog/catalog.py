@@ -15,6 +15,7 @@ from diptych.catalog.memory import MemoryTier
 from diptych.catalog.model import Model
 from diptych.catalog.names import accelerator_key, fold, index_names, model_keys, stored_dtype
 from diptych.catalog.offer import Offer, PriceBook
+from diptych.catalog.price_csv import load_price_csv
 from diptych.errors import Finding, InvalidCatalog, did_you_mean
 
 T = TypeVar("T")
@@ -65,12 +66,17 @@ class Catalog:
         """
         found = self.find_accelerator(name)
         if found is None:
-            raise _unknown("accelerator", name, [*self.accelerators, *_aliases(self.accelerators)])
+            raise _unknown("accelerator", name, self.accelerator_names)
         return found
+
+    @property
+    def accelerator_names(self) -> list[str]:
+        """Names and aliases, for hints."""
+        return [*self.accelerators, *_aliases(self.accelerators)]
 
     def find_model(self, name: str) -> Model | None:
         """The model of this spelling, or None. A suffix such as -FP8 names the format its weights are stored in."""
-        for key in model_keys(name):
+        for key in (fold(name), *model_keys(name)):
             found = self._model_index.get(key)
             if found:
                 model, stored = self.models[found], stored_dtype(name)
@@ -100,9 +106,12 @@ class Catalog:
         """The memory tier of this name."""
         return _lookup("memory tier", name, self.tiers)
 
-    def book(self, name: str) -> PriceBook:
-        """The price book of this name."""
-        return _lookup("price book", name, self.books)
+    def book(self, name: str | Path) -> PriceBook:
+        """The price book of this name, or of a CSV of prices (see `price_csv`)."""
+        text = str(name)
+        if isinstance(name, Path) or text.casefold().endswith(".csv"):
+            return load_price_csv(Path(text).expanduser(), self.find_accelerator, self.accelerator_names)
+        return _lookup("price book", text, self.books)
 
     def nic_bandwidth(self, offer: Offer) -> float:
         """Bytes/s per accelerator and direction: the offer's own, or the accelerator's usual one where it says nothing."""

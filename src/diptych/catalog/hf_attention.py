@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diptych.catalog.config_fields import Fields
 from diptych.catalog.dtype import Dtype
 from diptych.catalog.model import Attention, StateSpace
@@ -20,7 +22,16 @@ def mixers(fields: Fields, layers: int) -> list[Mixer]:
         return _compressed(fields, layers)
     kinds = attention_kinds(fields, layers)
     made = {kind: _mixer(fields, kind) for kind in dict.fromkeys(kinds)}
-    return [made[kind] for kind in kinds]
+    found = [made[kind] for kind in kinds]
+    shares = fields.sequence("indexer_types", layers)
+    if shares is None:
+        return found
+    return [_without_index(mixer) if kind == "shared" else mixer for mixer, kind in zip(found, shares, strict=True)]
+
+
+def _without_index(mixer: Mixer) -> Mixer:
+    """A layer that reuses the top-k of an earlier one (GLM-5.2): sparse reads, no index of its own."""
+    return replace(mixer, index_heads=0, index_head_dim=0) if isinstance(mixer, Attention) else mixer
 
 
 def attention_kinds(fields: Fields, layers: int) -> list[str]:

@@ -11,7 +11,7 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from diptych.catalog.accelerator import Accelerator, ScaleUp
+from diptych.catalog.accelerator import Accelerator, ScaleUp, missing_numbers
 from diptych.catalog.books import books_from
 from diptych.catalog.catalog import Catalog
 from diptych.catalog.dtype import Dtype
@@ -28,7 +28,10 @@ from diptych.catalog.interconnect import Link, LinkKind
 from diptych.catalog.memory import MemoryTier, TierKind
 from diptych.catalog.model import Model
 from diptych.catalog.offer import Offer, PriceBook
+from diptych.catalog.overlay import lay_over
+from diptych.catalog.price_csv import read_price_csv
 from diptych.catalog.provenance import Confidence, Provenance
+from diptych.errors import Finding, InvalidCatalog
 from diptych.units import GB, TFLOPS
 
 _DATA = files("diptych.catalog") / "data"
@@ -42,7 +45,6 @@ _PEAKS = {
     "int8_tops": Dtype.INT8,
     "fp4_tflops": Dtype.FP4,
 }
-_EIGHT_OR_SIXTEEN_BIT = (Dtype.BF16, Dtype.FP16, Dtype.FP8, Dtype.INT8)
 _FNUZ = ("MI300X", "MI325X")  # CDNA 3 multiplies e4m3fnuz, not e4m3fn
 
 
@@ -52,8 +54,15 @@ def load_catalog(overlays: tuple[Path, ...] = (), prices: Path | None = None) ->
     Raises:
         InvalidCatalog: every finding of every file at once.
     """
-    del overlays, prices
-    return builtin_catalog()
+    findings: list[Finding] = []
+    catalog = lay_over(builtin_catalog(), overlays, findings)
+    if prices is not None:
+        book = read_price_csv(prices, catalog.find_accelerator, catalog.accelerator_names, findings)
+        if book is not None:
+            catalog = replace(catalog, books={**catalog.books, book.name: book})
+    if findings:
+        raise InvalidCatalog(findings)
+    return catalog
 
 
 @lru_cache(maxsize=1)
@@ -118,14 +127,6 @@ def _accelerator(row: Mapping[str, str], facts: Mapping[str, _Fact]) -> Accelera
         aliases=tuple(alias for alias in row["aliases"].split("|") if alias),
         missing=missing_numbers(memory, bandwidth, peaks),
     )
-
-
-def missing_numbers(memory: float, bandwidth: float, peaks: Mapping[Dtype, float]) -> tuple[str, ...]:
-    """The core numbers that an accelerator lacks: without them it is listed but cannot be planned with."""
-    gaps = [name for name, value in (("memory", memory), ("memory bandwidth", bandwidth)) if value <= 0]
-    if not any(peaks.get(dtype) for dtype in _EIGHT_OR_SIXTEEN_BIT):
-        gaps.append("dense 8-bit or 16-bit compute")
-    return tuple(gaps)
 
 
 def _provenance(row: Mapping[str, Any]) -> Provenance:
