@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from diptych.cli import catalog
 from diptych.cli.output import err, report_error
 from diptych.errors import DiptychError
 
@@ -16,6 +17,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(catalog.app, name="catalog")
 
 
 def main() -> None:
