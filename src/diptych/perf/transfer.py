@@ -72,8 +72,8 @@ def attention_heads(attention: Attention) -> int:
 def replication(attention: Attention, tp: Any, latent_copies: Any = 1) -> Array:
     """Copies of each KV element that the ranks of one side hold together: max(TP, n_kv)/n_kv, at least 1.
 
-    A latent that all heads share (MLA) is needed whole by every rank. It crosses the path once when one rank receives and shares it over the scale-up
-    link (`latent_copies` 1) and once per rank when each pulls its own (`latent_copies` = TP).
+    A latent that all heads share (MLA) is needed whole by every rank. It crosses the path once when one rank receives and
+    shares it over the scale-up link (`latent_copies` 1), once per rank when each pulls its own (`latent_copies` = TP).
     """
     if _is_shared(attention):
         return np.maximum(1.0, _array(latent_copies))
