@@ -158,18 +158,18 @@ def fact_rows(accelerator: Accelerator) -> list[Row]:
     values: Mapping[str, tuple[Any, str]] = {
         "memory_gb": (accelerator.memory_bytes / GB, "GB"),
         "memory_bandwidth_gbs": (accelerator.memory_bandwidth / GB, "GB/s"),
-        "scaleup_gbs_per_dir": (scaleup.bandwidth / GB, "GB/s per direction"),
-        "scaleup_bandwidth": (scaleup.bandwidth / GB, "GB/s per direction"),
+        "scaleup_gbs_per_dir": (scaleup.bandwidth / GB, "GB/s"),
+        "scaleup_bandwidth": (scaleup.bandwidth / GB, "GB/s"),
         "scaleup_technology": (scaleup.technology, ""),
         "scaleup_world_size": (scaleup.world, "accelerators"),
         "scaleup_world": (scaleup.world, "accelerators"),
-        "pcie_gbs_per_dir": (accelerator.pcie_bandwidth / GB, "GB/s per direction"),
-        "nic_gbs_per_dir_typical": (accelerator.nic_bandwidth / GB, "GB/s per direction, typical"),
+        "pcie_gbs_per_dir": (accelerator.pcie_bandwidth / GB, "GB/s"),
+        "nic_gbs_per_dir_typical": (accelerator.nic_bandwidth / GB, "GB/s, typical"),
         "tdp_w": (accelerator.tdp_w, "W"),
     }
-    peaks = {f"{dtype}_tflops": (flops / TFLOPS, "TFLOPS dense") for dtype, flops in accelerator.peak_flops.items()}
+    peaks = {f"{dtype}_tflops": (flops / TFLOPS, "TFLOPS") for dtype, flops in accelerator.peak_flops.items()}
     if Dtype.INT8 in accelerator.peak_flops:
-        peaks["int8_tops"] = (accelerator.peak_flops[Dtype.INT8] / TFLOPS, "TOPS dense")
+        peaks["int8_tops"] = (accelerator.peak_flops[Dtype.INT8] / TFLOPS, "TOPS")
     known = {**peaks, **values}
     return [
         {"fact": fact, "value": known[fact][0], "unit": known[fact][1], **provenance_row(origin)}
@@ -216,12 +216,16 @@ def accelerators_table(catalog: Catalog, book: PriceBook) -> Table:
     """All accelerators, the incomplete ones last with what they lack."""
     table = _table(
         f"accelerators · prices {book.name}, {book.date}",
-        ("accelerator", "memory", "bandwidth", "16-bit", "8-bit", "FLOP/B", "NIC", "W", "$/h", "GB/s per $", "trust"),
+        ("accelerator", "GB", "GB/s", "16-bit", "8-bit", "ridge", "NIC", "W", "$/h", "GB/s/$", "trust"),
     )
     ordered = sorted(catalog.accelerators.values(), key=lambda accelerator: bool(accelerator.missing))
     for accelerator in ordered:
         table.add_row(*_accelerator_cells(accelerator, book))
-    table.caption = "dense TFLOPS; FLOP/B is the 16-bit ridge point; $/h the cheapest accelerator-hour of the book"
+    incomplete = [f"{each.name} ({', '.join(each.missing)})" for each in ordered if each.missing]
+    table.caption = (
+        "dense TFLOPS; ridge: 16-bit FLOP per byte; NIC: GB/s; $/h: the book's cheapest accelerator-hour"
+        + (f"\nincomplete, cannot be planned with: {'; '.join(incomplete)}" if incomplete else "")
+    )
     return table
 
 
@@ -229,15 +233,15 @@ def _accelerator_cells(accelerator: Accelerator, book: PriceBook) -> tuple[str, 
     row = accelerator_row(accelerator, book)
     narrow = [accelerator.peak_flops.get(dtype, 0.0) for dtype in (Dtype.FP8, Dtype.INT8)]
     price = row["usd_per_hour"]
-    trust = f"lacks {', '.join(accelerator.missing)}" if accelerator.missing else row["confidence"]
+    trust = "incomplete" if accelerator.missing else row["confidence"]
     return (
         accelerator.name,
-        _text(accelerator.memory_bytes, format_bytes),
-        _text(accelerator.memory_bandwidth, format_bandwidth),
+        _text(accelerator.memory_bytes / GB, "{:.3g}".format),
+        _text(accelerator.memory_bandwidth / GB, "{:.0f}".format),
         _text(accelerator.peak_16bit / TFLOPS, "{:.0f}".format),
         _text(max(narrow) / TFLOPS, "{:.0f}".format),
         _text(accelerator.ridge_point, "{:.0f}".format),
-        _text(accelerator.nic_bandwidth, format_bandwidth),
+        _text(accelerator.nic_bandwidth / GB, "{:.3g}".format),
         _text(accelerator.tdp_w, "{:.0f}".format),
         _text(price, format_usd),
         _text(accelerator.memory_bandwidth / GB / price if price else 0, "{:.0f}".format),
@@ -247,9 +251,13 @@ def _accelerator_cells(accelerator: Accelerator, book: PriceBook) -> tuple[str, 
 
 def accelerator_detail(accelerator: Accelerator, book: PriceBook) -> list[Table]:
     """Every number with its origin, then what follows from them and from the book."""
-    facts = _table(f"{accelerator.name} · {accelerator.vendor} {accelerator.form_factor}", _FACT_COLUMNS)
+    title = (
+        f"{accelerator.name} · {accelerator.vendor} {accelerator.form_factor} · dense compute, bandwidth per direction"
+    )
+    facts = _table(title, _FACT_COLUMNS)
     for row in fact_rows(accelerator):
-        facts.add_row(row["fact"], _short(row["value"]), row["unit"], row["confidence"], row["as_of"], row["source"])
+        value = f"{_short(row['value'])} {row['unit']}".strip()
+        facts.add_row(row["fact"], value, row["confidence"], row["as_of"], row["source"])
     derived = _table(f"derived · prices {book.name}, {book.date}", ("what", "value"))
     summary = accelerator_row(accelerator, book)
     price = summary["usd_per_hour"]
@@ -265,7 +273,7 @@ def accelerator_detail(accelerator: Accelerator, book: PriceBook) -> list[Table]
     return [facts, derived]
 
 
-_FACT_COLUMNS = ("fact", "value", "unit", "confidence", "as of", "source")
+_FACT_COLUMNS = ("fact", "value", "trust", "as of", "source")
 
 
 def links_table(links: Iterable[Link]) -> Table:
@@ -308,18 +316,16 @@ def models_table(models: Iterable[Model]) -> Table:
         "context",
         "trust",
     )
-    table = _table("models · KV in 16 bit", columns)
+    table = _table("models · KV in 16 bit, bytes", columns)
     for model in models:
         table.add_row(
             model.name,
             f"{model.parameters / 1e9:.4g}B",
             f"{model.active_parameters / 1e9:.3g}B",
-            str(model.num_layers),
-            f"{model.kv_bytes_per_token(Dtype.BF16):,.0f} B",
+            f"{model.kv_bytes_per_token(Dtype.BF16):,.0f}",
             format_bytes(float(model.kv_bytes(32768, Dtype.BF16))),
             _text(model.state_bytes, format_bytes),
             model.native.value,
-            f"{model.max_context:,}",
             model.provenance.confidence.value if model.provenance else "",
         )
     return table

@@ -6,7 +6,7 @@ from typing import Any
 
 from diptych.planner.plan import Flip, Plan, RuleCount
 from diptych.report import words
-from diptych.report.charts import Chart, category, palette, quantity, rule_line, specification, values
+from diptych.report.charts import Chart, category, marked, palette, quantity, specification, values
 from diptych.units import format_bandwidth, format_usd
 
 _STAGES = ("broke a rule", "proved worse", "sized in full")
@@ -66,6 +66,7 @@ def _rules(plan: Plan) -> Chart:
         ("stage", "rule", "designs", "reason"),
         tuple((row["stage"], row["rule"], row["text"], row["why"]) for row in rows),
         wide=True,
+        keep_table=True,
     )
 
 
@@ -91,7 +92,12 @@ def _flips(plan: Plan) -> Chart | None:
     rows = [_flip_row(flip) for flip in movable]
     points = [row for row in rows if row["at"] is not None]
     y = category("axis", [row["axis"] for row in rows], axis={"labelLimit": 190})
-    x = quantity("low", "multiple of the present value", scale={"type": "log"}, axis={"format": "~g", "tickCount": 6})
+    x = quantity(
+        "low",
+        "multiple of the present value",
+        scale={"type": "log"},
+        axis={"format": "~g", "values": [0.01, 0.1, 0.25, 0.5, 1, 2, 4, 10, 100]},
+    )
     tooltip = [
         {"field": "axis", "type": "nominal"},
         {"field": "nowText", "type": "nominal", "title": "now"},
@@ -114,7 +120,7 @@ def _flips(plan: Plan) -> Chart | None:
             "mark": {"type": "point", "filled": True, "size": 110, "color": "var(--bad)", "shape": "diamond"},
             "encoding": {"x": quantity("at", None), "y": y, "tooltip": tooltip},
         },
-        *rule_line({"low": 1.0}, "x", "low", "now"),
+        *marked("x", "low", 1.0, "now", "var(--soft)"),
     ]
     return Chart(
         "flips",
@@ -178,7 +184,7 @@ def _lengths(plan: Plan) -> Chart | None:
         }
     ]
     for name, at in (("p50", workload.isl_p50), ("p99", workload.isl_p99)):
-        layers += rule_line({"from": max(at, 1.0)}, "x", "from", name)
+        layers += marked("x", "from", max(at, 1.0), name, "var(--soft)")
     return Chart(
         "lengths",
         "How long the prompts are",

@@ -121,7 +121,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        percent=words.percent,
+        percent=lambda share: _glued(words.percent(share)),
         count=words.count,
         plural=words.plural,
         sentence=words.sentence,
@@ -160,17 +160,25 @@ def facts(plan: Plan) -> tuple[Fact, ...]:
     return (
         Fact("Bill", f"{format_usd(best.usd_per_hour)} USD/h", size),
         Fact("Per million output tokens", f"{format_usd(best.usd_per_mtok_output)} USD", rest),
-        Fact("TTFT p90", format_seconds(best.ttft.p90), _against(plan, "ttft")),
-        Fact("TPOT p90", format_seconds(best.tpot.p90), _against(plan, "tpot")),
+        _latency_fact(plan, "ttft"),
+        _latency_fact(plan, "tpot"),
         Fact("Goodput", f"{words.count(best.goodput)} req/s", spare),
     )
 
 
-def _against(plan: Plan, metric: str) -> str:
+def _latency_fact(plan: Plan, metric: str) -> Fact:
+    """A latency at the statistic that the SLO limits, p90 without one."""
     latency = plan.best.ttft if metric == "ttft" else plan.best.tpot
     limit = words.limit(plan, metric)
+    name, value = words.statistic(latency, limit.quantile if limit else 0.9)
     trust = f"{latency.trust.basis} ± {words.percent(latency.trust.band)}"
-    return f"{words.objective(limit)}; {trust}" if limit else trust
+    note = f"limit {format_seconds(limit.limit)}, {trust}" if limit else trust
+    return Fact(f"{metric.upper()} {name}", format_seconds(value), _glued(note))
+
+
+def _glued(text: str) -> str:
+    """Text whose signs do not part from their numbers at a line's end."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%").replace("± ", "±\N{NO-BREAK SPACE}")
 
 
 def compared(plan: Plan) -> tuple[Row, ...]:

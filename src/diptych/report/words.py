@@ -12,6 +12,7 @@ from diptych.metrics.slo import SLO, Objective
 from diptych.planner.plan import (
     BoundaryPlan,
     Goal,
+    Latency,
     MemberPlan,
     Option,
     Plan,
@@ -104,6 +105,15 @@ def limit(plan: Plan, metric: str) -> Objective | None:
     return min((term for term in objectives(plan) if term.metric == metric), key=lambda term: term.limit, default=None)
 
 
+def statistic(latency: Latency, quantile: float | None) -> tuple[str, float]:
+    """A latency's mean or percentile with its name; the next higher percentile where a plan keeps no such one."""
+    if quantile is None:
+        return "mean", latency.mean
+    kept = ((0.5, latency.p50), (0.9, latency.p90), (0.99, latency.p99))
+    at, value = next(((q, v) for q, v in kept if q >= quantile - 1e-9), kept[-1])
+    return f"p{at * 100:g}", value
+
+
 def listed(parts: Iterable[str]) -> str:
     """`a, b and c`."""
     items = list(parts)
@@ -169,8 +179,13 @@ def wire(boundary: BoundaryPlan) -> str:
 
 def trust(value: Trust) -> str:
     """`± 12 %, fitted`; says when a number lies outside what was measured."""
-    outside = ", outside the measured range" if value.outside_measured else ""
+    outside = ", extrapolated" if value.outside_measured else ""
     return f"± {percent(value.band)}, {value.basis}{outside}"
+
+
+def short_trust(value: Trust) -> str:
+    """`± 12 % fitted`, a trailing `*` when a number lies outside what was measured."""
+    return f"± {percent(value.band)} {value.basis}{'*' if value.outside_measured else ''}"
 
 
 def verdict(plan: Plan) -> str:
