@@ -94,6 +94,18 @@ class Balance:
         return self.usd_per_hour / tokens_per_hour * 1e6
 
 
+MIXED_POOL_SHARE = (0.91, 0.95)
+"""What a pool of unlike workers reached of the sum of its parts, least and most: MLPerf Inference v5.1 and v6.0, Llama-2-70B on
+8 to 32 MI300X beside 8 or 16 MI325X and 8 MI355X, offline and server. Two like nodes reach 0.95 to 0.97: spreading costs most."""
+
+
+def mixed_pool_rate(parts: Iterable[tuple[int, StageWorker]]) -> tuple[float, float]:
+    """Requests/s that a pool of (count, worker) parts holds, least and most, from what audited mixed fleets reached."""
+    whole = sum(count * worker.capacity for count, worker in parts)
+    low, high = MIXED_POOL_SHARE
+    return whole * low, whole * high
+
+
 def balanced_ratio(prefill: StageWorker, decode: StageWorker) -> float:
     """N_P/N_D at which neither stage idles: C_D/C_P."""
     return decode.capacity / prefill.capacity
