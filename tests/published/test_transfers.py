@@ -10,6 +10,7 @@ from diptych.catalog.dtype import Dtype
 from diptych.design.axes import Parallelism, Precision, Worker
 from diptych.design.boundary import Boundary, Codec, Overlap, Placement, Representation
 from diptych.perf.handoff import handoff
+from diptych.perf.roofline import default_perf
 from diptych.perf.transfer import exposed_seconds, transfer_seconds, wire_bytes
 
 CATALOG = Catalog.load()
@@ -46,16 +47,15 @@ class TestExo:
 
     SPARK_PREFILL, SPARK_DECODE, MAC_PREFILL, MAC_DECODE = 1.47, 2.87, 5.57, 0.85
 
-    def delay(self, overlap: Overlap) -> float:
-        precision = Precision(Dtype.FP16, Dtype.FP16, Dtype.FP16)
-        model = CATALOG.model("Llama-3.1-8B")
-        spark, mac = (
-            Worker(model, CATALOG.accelerator(name), precision, Parallelism())
-            for name in ("DGX-Spark-GB10", "M3-Ultra")
-        )
+    def workers(self) -> tuple[Worker, Worker]:
+        precision, model = Precision(Dtype.FP16, Dtype.FP16, Dtype.FP16), CATALOG.model("Llama-3.1-8B")
+        spark, mac = (CATALOG.accelerator(name) for name in ("DGX-Spark-GB10", "M3-Ultra"))
+        return Worker(model, spark, precision, Parallelism()), Worker(model, mac, precision, Parallelism())
+
+    def delay(self, overlap: Overlap, placement: Placement = Placement.DISAGGREGATED) -> float:
         raw = Representation(Codec.RAW, Dtype.FP16)
-        boundary = Boundary(Placement.DISAGGREGATED, CATALOG.link("tcp-10g"), raw, overlap=overlap)
-        return float(handoff(spark, mac, boundary, 8192, self.SPARK_PREFILL).delay)
+        boundary = Boundary(placement, CATALOG.link("tcp-10g"), raw, overlap=overlap)
+        return float(handoff(*self.workers(), boundary, 8192, self.SPARK_PREFILL).delay)
 
     def test_hybrid(self, compare) -> None:
         hybrid = self.SPARK_PREFILL + self.delay(Overlap.LAYERWISE) + self.MAC_DECODE
@@ -64,8 +64,17 @@ class TestExo:
         compare("EXO gain over the Spark", 1.9, (self.SPARK_PREFILL + self.SPARK_DECODE) / hybrid, 0.05)
 
     def test_alone(self, compare) -> None:
-        compare("EXO Spark alone, s", 4.34, self.SPARK_PREFILL + self.SPARK_DECODE, 0.05)
-        compare("EXO Mac alone, s", 6.42, self.MAC_PREFILL + self.MAC_DECODE, 0.05)
+        nothing = self.delay(Overlap.SERIAL, Placement.COLOCATED)
+        compare("EXO Spark alone, s", 4.34, self.SPARK_PREFILL + nothing + self.SPARK_DECODE, 0.05)
+        compare("EXO Mac alone, s", 6.42, self.MAC_PREFILL + nothing + self.MAC_DECODE, 0.05)
+
+    def test_its_stages_are_above_our_physical_floor(self) -> None:
+        """Prefill of 8192 tokens and 32 decode steps (the count is recalled, not published)."""
+        perf = default_perf()
+        measured = ((self.SPARK_PREFILL, self.SPARK_DECODE), (self.MAC_PREFILL, self.MAC_DECODE))
+        for worker, (prefill, decode) in zip(self.workers(), measured, strict=True):
+            assert perf.prefill(worker, 8192).floor <= prefill
+            assert 32 * perf.decode(worker, 1, 8192).floor <= decode
 
     def test_serialised_would_show_the_whole_transfer(self, compare) -> None:
         serial = self.SPARK_PREFILL + self.delay(Overlap.SERIAL) + self.MAC_DECODE
