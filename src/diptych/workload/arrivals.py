@@ -42,7 +42,7 @@ class ArrivalStats:
         """As a workload's arrivals. Where timestamps are quantised, the CV is an artefact and Poisson is assumed instead."""
         if not self.quantised:
             return Arrivals(self.rate, self.cv_gaps, self.peak_to_mean, self.fano, measured=True)
-        note = (f"timestamps come in steps of about {self.step:.3g} s ({self.tied:.0%} share one), so the gaps' CV of "
+        note = (f"timestamps come in steps of about {self.step:.3g} s ({self.tied * 100:.0f} % share one), so the gaps' CV of "
                 f"{self.cv_gaps:.2f} is an artefact; Poisson (CV 1) is assumed instead")  # fmt: skip
         return Arrivals(self.rate, 1.0, self.peak_to_mean, self.fano, measured=True, note=note)
 

@@ -16,6 +16,13 @@ from diptych.workload.formats import Layout
 
 MAX_TOKENS = 10_000_000  # the longest context any model on the market offers; more is a unit error
 _SHOWN = 4  # rows per kind
+_REJECTED = {
+    "TOO MANY COLUMNS": "more cells than the header has",
+    "MISSING COLUMNS": "fewer cells than the header has",
+    "UNQUOTED VALUE": "a quote that never ends",
+    "INVALID ENCODING": "not text: bytes that are not UTF-8",
+    "LINE SIZE OVER MAXIMUM": "a line of more than 16 MB",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ def _length_rules(role: str, title: str, column: str) -> Iterator[Rule]:
     yield Rule(f"{role} = 0", role, f"{title} ({column}) is zero", whole, "--drop-empty leaves such requests out")
     yield Rule(f"isfinite({role}) AND {role} > 0 AND {role} <= {MAX_TOKENS} AND {role} <> floor({role})", role,
                f"{title} ({column}) is not whole: {{}}", whole)  # fmt: skip
-    yield Rule(f"isfinite({role}) AND {role} > {MAX_TOKENS}", f"{role}::HUGEINT",
+    yield Rule(f"isfinite({role}) AND {role} > {MAX_TOKENS}", role,
                f"{title} ({column}) of {{}} tokens is out of reach of any model", f"at most {MAX_TOKENS:,} tokens")  # fmt: skip
 
 
@@ -79,7 +86,9 @@ def check(connection: Any, layout: Layout, path: Path, name: str, sort: bool) ->
         (lines.get(row, row), rule.problem.format(_short(value)), rule.expected, rule.hint)
         for row, rule, value in found
     ]
-    placed += [(line, problem, f"{len(layout.header)} columns", "") for line, problem in [*rejects.items()][:_SHOWN]]
+    placed += [
+        (line, problem, f"text in {len(layout.header)} columns", "") for line, problem in [*rejects.items()][:_SHOWN]
+    ]
     findings = [Finding(f"{name}:{line}", *rest) for line, *rest in sorted(placed)]
     raise InvalidTrace([*findings, *_total(name, [count for _, count in broken], len(rejects), len(findings))])
 
@@ -97,7 +106,7 @@ def _rejects(connection: Any, layout: Layout) -> Mapping[int, str]:
     rows = connection.execute(
         "SELECT DISTINCT line, error_type, error_message FROM reject_errors ORDER BY line"
     ).fetchall()
-    return {line: f"{kind.lower()}: {message.splitlines()[0]}" for line, kind, message in rows}
+    return {line: _REJECTED.get(kind, message.splitlines()[0]) for line, kind, message in rows}
 
 
 def _line_numbers(path: Path, layout: Layout, rows: list[int], rejects: set[int]) -> dict[int, int]:
@@ -130,6 +139,6 @@ def _total(name: str, counts: list[int], rejects: int, shown: int) -> list[Findi
 
 def _short(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:g}"
-    text = f"{value:,}" if isinstance(value, int) else repr(value)
+        return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:g}"
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -40,7 +40,7 @@ def merge(lengths: Lengths) -> Lengths:
     """Equal points put together, in order of ISL, OSL and cached tokens."""
     values = np.column_stack([lengths.isl, lengths.osl, lengths.cached])
     unique, inverse = np.unique(values, axis=0, return_inverse=True)
-    weight = np.bincount(inverse.ravel(), weights=lengths.weight, minlength=len(unique))
+    weight = np.bincount(inverse.ravel(), weights=lengths.weight, minlength=len(unique)).astype(np.float64)
     kept = weight > 0
     isl, osl, cached = unique[kept].T
     return Lengths(isl, osl, cached, weight[kept])

@@ -138,8 +138,9 @@ def _first_lines(path: Path, name: str, gzipped: bool) -> tuple[str, str]:
     try:
         text = head.decode("utf-8-sig") if b"\n" not in head else head[: head.rindex(b"\n")].decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        problem = f"not text: byte {error.start} is not UTF-8"
-        raise InvalidTrace(Finding(name, problem, "a CSV or JSONL text file, gzip or not")) from None
+        line = error.object.count(b"\n", 0, error.start) + 1
+        problem = f"not text: byte 0x{error.object[error.start]:02x} is not UTF-8"
+        raise InvalidTrace(Finding(f"{name}:{line}", problem, "a CSV or JSONL text file, gzip or not")) from None
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise InvalidTrace(Finding(name, "empty trace: no line in it", "at least one request"))

@@ -18,8 +18,8 @@ from diptych.workload.arrivals import rescale
 from diptych.workload.distributions import TruncatedLogNormal, independent, read_quantiles
 from diptych.workload.formats import Layout, detect
 from diptych.workload.lengths import Lengths
-from diptych.workload.presets import BUNDLED, DATA, PRESETS, preset
-from diptych.workload.reuse import Reuse
+from diptych.workload.presets import BUNDLED, DATA, PRESETS, SOURCES, preset
+from diptych.workload.reuse import MAX_TOUCHES, Reuse
 from diptych.workload.stage import Progress
 from diptych.workload.trace import Trace
 from diptych.workload.workload import Arrivals, Workload
@@ -64,7 +64,9 @@ def with_prefix_hit(workload: Workload, share: float, where: str = "--prefix-hit
             Finding(where, f"{share:g} is not a share of the prompt tokens", "0 up to, not including, 1")
         )
     lengths = replace(workload.lengths, cached=share * workload.lengths.isl)
-    return replace(workload, lengths=lengths, notes=(*workload.notes, f"prefix hit ratio of {share:.0%} as given"))
+    return replace(
+        workload, lengths=lengths, notes=(*workload.notes, f"prefix hit ratio of {share * 100:.3g} % as given")
+    )
 
 
 def _named(spec: str, reading: Reading, say: Say) -> Workload:
@@ -87,13 +89,15 @@ def _resolve(spec: str, say: Say) -> tuple[Path, str, str]:
         path = Path(text).expanduser()
         if path.is_file():
             return path, path.name, table
-        if path.is_dir():
+        if text and path.is_dir():
             raise InvalidTrace(Finding(text, "a folder, not a file", FORMS))
         if path.name == text and text in BUNDLED:
             say(f"{text}: no such file here, the bundled one is used")
             return DATA / text, text, table
-    known = [*BUNDLED, *(f"preset:{name}" for name in PRESETS), *_neighbours(Path(spec))]
-    raise InvalidTrace(Finding(spec, "no such workload", FORMS, did_you_mean(spec, known)))
+    named = [*BUNDLED, *(f"preset:{name}" for name in PRESETS)]
+    hint = did_you_mean(spec, [*named, *_neighbours(Path(spec))])
+    hint = hint if hint.endswith("?") else f"known here: {', '.join(named)}"
+    raise InvalidTrace(Finding(spec or "--workload", "no such workload", FORMS, hint))
 
 
 def _neighbours(path: Path) -> list[str]:
@@ -108,9 +112,21 @@ def _from_trace(path: Path, name: str, reading: Reading) -> Workload:
                progress=reading.progress) as trace:  # fmt: skip
         reuse, stats = trace.reuse(), trace.arrivals()
         lengths = trace.lengths(reuse, reading.cache_tokens)
-        arrivals = stats.arrivals() if stats else Arrivals(0.0, note="no arrival times: give a rate")
-        return Workload(name, lengths, arrivals, trace.requests, f"{name}, read as {trace.layout.format}",
+        arrivals = stats.arrivals() if stats else Arrivals(0.0, note=_why_no_arrivals(trace))
+        return Workload(name, lengths, arrivals, trace.requests, f"{SOURCES.get(name, name)}, read as {trace.layout.format}",
                         tuple(_notes(trace, reuse, reading)), reuse)  # fmt: skip
+
+
+def _why_no_reuse(trace: Trace) -> str:
+    if trace.layout.blocks:
+        return f"prefix reuse not measured: no block hashes, or more than {MAX_TOUCHES:,}; none assumed"
+    return "prefix reuse unknown: no block hashes; none assumed"
+
+
+def _why_no_arrivals(trace: Trace) -> str:
+    if trace.layout.arrival:
+        return "arrivals span no time: give a rate"
+    return "no column of arrival times known: give a rate, or name one (columns: arrival=NAME)"
 
 
 def _notes(trace: Trace, reuse: Reuse | None, reading: Reading) -> list[str]:
@@ -120,7 +136,7 @@ def _notes(trace: Trace, reuse: Reuse | None, reading: Reading) -> list[str]:
     if trace.reordered:
         notes.append(f"{trace.reordered:,} rows were earlier than the row above: sorted by arrival")
     if reuse is None:
-        notes.append("prefix reuse unknown: no block hashes; none assumed")
+        notes.append(_why_no_reuse(trace))
     else:
         cache = (
             "a cache that never forgets"
@@ -172,10 +188,11 @@ def _fixed(text: str) -> Workload:
 def _lognormal(text: str) -> Workload:
     wanted = ("mu", "sigma", "low", "high", "osl")
     values = dict(part.split("=", 1) for part in text.replace(" ", "").split(",") if "=" in part)
-    problems = [f"missing {key}" for key in wanted if key not in values]
-    problems += [f"unknown {key}" for key in values if key not in wanted]
+    problems = [f"{key} is missing" for key in wanted if key not in values]
+    problems += [f"{key!r} is unknown" for key in values if key not in wanted]
     if problems:
-        raise InvalidInput([Finding("--workload", f"lognormal: {problem}", FORMS) for problem in problems])
+        expected = "lognormal:mu=9.9,sigma=1,low=128,high=131072,osl=1024"
+        raise InvalidInput(Finding("--workload", f"lognormal: {', '.join(problems)}", expected))
     sizes = _counts(values)
     if sizes["sigma"] <= 0 or not 1 <= sizes["low"] < sizes["high"] or sizes["osl"] < 1:
         raise InvalidInput(

@@ -21,11 +21,16 @@ from diptych.workload.trace import Trace
 from diptych.workload.workload import Arrivals, Workload
 
 DATA = Path(str(resources.files("diptych.workload"))) / "data"
-BUNDLED = ("azure2023_conv.csv.gz", "azure2023_code.csv.gz", "mooncake_arxiv_first1000.jsonl.gz",
-           "servegen_length_quantiles.csv.gz")  # fmt: skip
 _AZURE = "Azure/AzurePublicDataset @b469a113, CC-BY-4.0 (Splitwise, ISCA 2024)"
 _MOONCAKE = "kvcache-ai/Mooncake @3b5a5941 FAST25-release, Apache-2.0"
 _SERVEGEN = "alibaba/ServeGen @f891d118, Apache-2.0"
+SOURCES: Mapping[str, str] = {
+    "azure2023_conv.csv.gz": _AZURE,
+    "azure2023_code.csv.gz": _AZURE,
+    "mooncake_arxiv_first1000.jsonl.gz": "kvcache-ai/Mooncake by a copy in wxsms/dynamo @2a6da14c, Apache-2.0",
+    "servegen_length_quantiles.csv.gz": _SERVEGEN,
+}
+BUNDLED = tuple(SOURCES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ PRESETS: Mapping[str, Preset] = {
                "reasoning answers stand for long writing; ISL and OSL independent; Poisson at the mean rate; no prefix reuse",
                _servegen("deepseek-r1"), _poisson(16.0147), 1383669),
         Preset("agent", "tool use, long shared prefixes", _MOONCAKE,
-               "published aggregates of the tool-and-agent trace: 23,608 requests in an hour, means 8,596 in, 182 out, 59 % cacheable",
+               "tool-and-agent trace as published: 23,608 requests in an hour, means 8,596 in and 182 out, 59 % cacheable",
                "shape of the first 1,000 requests of the older Mooncake trace; 59 % of every prompt cached; Poisson",
                _agent_lengths, _poisson(6.558), 23608),
         Preset("batch", "offline", _SERVEGEN, "m-large quantiles: clients with 63 % of 2.4e8 requests of two weeks",

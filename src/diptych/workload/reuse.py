@@ -9,6 +9,7 @@ Within a request the last block counts as touched first, as engines free blocks 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,11 +46,9 @@ class Reuse:
         hits = self._hits(capacity_tokens)
         return np.bincount(self.request[hits], weights=self.tokens[hits], minlength=self.requests).astype(np.float64)
 
-    def curve(self, capacities: tuple[float, ...] = ()) -> tuple[tuple[float, float], ...]:
-        """(capacity in tokens, hit ratio) pairs; by default powers of four up to all distinct blocks."""
-        whole = float(self.distinct * self.block)
-        chosen = capacities or tuple(whole / 4**power for power in range(5, -1, -1))
-        return tuple((capacity, self.hit_ratio(capacity)) for capacity in chosen)
+    def curve(self, capacities: Sequence[float]) -> tuple[tuple[float, float], ...]:
+        """(capacity in tokens, hit ratio) pairs of an LRU cache."""
+        return tuple((capacity, self.hit_ratio(capacity)) for capacity in capacities)
 
     def _hits(self, capacity_tokens: float) -> NDArray[np.bool_]:
         blocks = NEVER if np.isinf(capacity_tokens) else int(capacity_tokens // self.block)

@@ -141,7 +141,7 @@ class Trace:
         windows = int((last - first) // width) + 1
         squares = self._row(f"SELECT sum(n * n) FROM ({self._windows(width, first)})")[0]  # noqa: S608
         mean = self.requests / windows
-        return float(squares) / windows / mean - mean
+        return float(squares / windows / mean - mean)
 
     def _peak(self, first: float, last: float) -> float:
         """Busiest whole minute over the average one; 1 when the trace spans less than a minute."""
