@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from diptych.catalog.catalog import Catalog
@@ -33,7 +35,15 @@ def _show(found: list[Table], rows: Any, as_json: bool) -> None:
         print_json(rows)
         return
     for table in found:
-        out.print(table)
+        _console(table).print(table)
+
+
+def _console(table: Table) -> Console:
+    """The terminal, or for a pipe, which has no width, one as wide as the table: no number is cut or wrapped."""
+    if out.is_terminal:
+        return out
+    needed = Measurement.get(out, out.options.update(max_width=500), table).maximum
+    return Console(width=max(80, needed), highlight=False)
 
 
 @app.command()

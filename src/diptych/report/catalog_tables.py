@@ -233,7 +233,7 @@ def _accelerator_cells(accelerator: Accelerator, book: PriceBook) -> tuple[str, 
     row = accelerator_row(accelerator, book)
     narrow = [accelerator.peak_flops.get(dtype, 0.0) for dtype in (Dtype.FP8, Dtype.INT8)]
     price = row["usd_per_hour"]
-    trust = "incomplete" if accelerator.missing else row["confidence"]
+    trust = "gaps" if accelerator.missing else row["confidence"]
     return (
         accelerator.name,
         _text(accelerator.memory_bytes / GB, "{:.3g}".format),
@@ -304,19 +304,8 @@ def tiers_table(tiers: Iterable[MemoryTier]) -> Table:
 
 def models_table(models: Iterable[Model]) -> Table:
     """All models."""
-    columns = (
-        "model",
-        "parameters",
-        "active",
-        "layers",
-        "KV/token",
-        "KV at 32K",
-        "state",
-        "native",
-        "context",
-        "trust",
-    )
-    table = _table("models · KV in 16 bit, bytes", columns)
+    columns = ("model", "size", "active", "KV/token", "at 32K", "state", "native", "trust")
+    table = _table("models · KV in 16 bit, bytes per token and of 32,768 tokens", columns)
     for model in models:
         table.add_row(
             model.name,
@@ -380,13 +369,16 @@ def pairs_table(title: str, values: Mapping[str, Any]) -> Table:
     return table
 
 
+_LONG_COLUMNS = ("source", "value", "mixer", "feed-forward", "instance")
+_TEXT_COLUMNS = (*_LONG_COLUMNS, "trust", "kind")
+
+
 def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(
-        title=title, title_justify="left", caption_justify="left", box=None, header_style="bold", pad_edge=False
-    )
+    table = Table(title=title, title_justify="left", caption_justify="left", box=None, header_style="bold")
+    table.padding, table.pad_edge = (0, 1, 0, 0), False
     for index, column in enumerate(columns):
-        is_name = index == 0 or column in ("source", "value", "notes", "mixer", "feed-forward", "instance", "trust")
-        table.add_column(column, overflow="fold", no_wrap=index == 0, justify="left" if is_name else "right")
+        is_text = index == 0 or column in _TEXT_COLUMNS
+        table.add_column(column, overflow="fold", no_wrap=index == 0, justify="left" if is_text else "right")
     return table
 
 
