@@ -48,7 +48,7 @@ def clients_for(concurrency: float) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class ColocatedTest:
-    """A load test of `workers` equal colocated workers, the clients spread evenly over them."""
+    """A load test of `workers` equal colocated workers, the clients spread evenly over them; mean lengths in tokens."""
 
     worker: Worker
     isl: float
@@ -61,7 +61,7 @@ class ColocatedTest:
     def loop(self, perf: PerfModel) -> Loop:
         """The step times of one worker and its share of the clients."""
         clients, group = clients_for(self.concurrency / self.workers)
-        lengths, context = _lengths(self.isl, self.osl, self.protocol)
+        lengths, context = _lengths(self.isl, self.osl)
         batches, step = _decode_table(perf, self.worker, clients * group, context)
         rules = stepping(self.worker)
         costs = prompt_costs(perf, self.worker, lengths, batches, context)
@@ -98,7 +98,7 @@ class DisaggregatedTest:
     def loop(self, perf: PerfModel) -> Loop:
         """The step times of both pools; the decode pool as one whose workers hold equal shares of the batch."""
         clients, group = clients_for(self.concurrency)
-        lengths, context = _lengths(self.isl, self.osl, self.protocol)
+        lengths, context = _lengths(self.isl, self.osl)
         batches, step = _decode_table(perf, self.decode, self.concurrency / self.decode_workers, context)
         costs = prompt_costs(perf, self.prefill, lengths)
         most = max(np.floor(stepping(self.prefill).budget / lengths.isl[0]), 1.0)
@@ -114,10 +114,9 @@ class DisaggregatedTest:
         )  # fmt: skip
 
 
-def _lengths(isl: float, osl: float, protocol: Protocol) -> tuple[Lengths, float]:
-    """Mean prompt and the mean context of a decode step."""
-    mean = (1.0 + protocol.spread) / 2.0
-    return Lengths.fixed(max(isl * mean, 1.0), osl * mean), isl * mean + osl * mean / 2.0
+def _lengths(isl: float, osl: float) -> tuple[Lengths, float]:
+    """The mean request, and the mean context of a decode step."""
+    return Lengths.fixed(max(isl, 1.0), osl), isl + osl / 2.0
 
 
 def _decode_table(perf: PerfModel, worker: Worker, most: float, context: float) -> tuple[Array, Array]:

@@ -24,7 +24,7 @@ EPS = 1e-12
 class Protocol:
     """How a load test drives its loop.
 
-    `rounds` requests per client, all clients starting at once; answer lengths uniform in [spread·OSL, OSL].
+    `rounds` requests per client, all clients starting at once; answer lengths uniform in [spread·longest, longest].
     `turnaround` (s) passes between an answer and the next request reaching the engine.
     """
 
@@ -55,7 +55,7 @@ class PrefillStage:
 class Loop:
     """One load test. `clients` are played, each standing for `group` real ones: concurrency = clients · group.
 
-    `step` (clients+1,) is the seconds of a decode step with n clients decoding, 0 at n = 0; `room` the most that fit.
+    `osl` is the mean answer. `step` (clients+1,) is the seconds of a decode step with n clients decoding, 0 at n = 0; `room` the most that fit.
     """
 
     clients: int
@@ -91,7 +91,8 @@ class Play:
         self.group = np.array([loop.group for loop in loops])
         self.most = np.array([max(s.most, 1.0) for s in stages])
         self.spans = np.array([s.steps * s.advances for s in stages])
-        self.osl, self.spread = np.array([[loop.osl, loop.protocol.spread] for loop in loops]).T
+        self.spread = np.array([loop.protocol.spread for loop in loops])
+        self.longest = 2 * np.array([loop.osl for loop in loops]) / (1 + self.spread)
         self.turnaround = np.array([loop.protocol.turnaround for loop in loops])
         self.transfer = np.array([s.transfer for s in stages])
         workers = np.array([max(s.workers, 1) for s in stages])
@@ -161,7 +162,7 @@ class Play:
         slot = self.slots[owner, self.spare[owner] - 1 - order]
         number = self.admitted[owner] + order
         share = self.spread[owner] + (1 - self.spread[owner]) * ((number + 1) * GOLDEN % 1.0)
-        self.length[owner, slot] = np.maximum(np.round(self.osl[owner] * share) - 1, 1)
+        self.length[owner, slot] = np.maximum(np.round(self.longest[owner] * share) - 1, 1)
         self.asked[owner, slot] = self.arrival[owner, number]
         self.first[owner, slot] = landed[row]
         self.spare[rows] -= count

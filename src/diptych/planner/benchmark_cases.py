@@ -1,0 +1,257 @@
+"""From a published row to workers that can be timed: names resolved, gaps filled by stated assumptions or refused.
+
+Every gap that is filled is a sentence in `Case.assumptions`; a row that would need a guess beyond them is `Unanswerable`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from diptych.catalog.accelerator import Accelerator
+from diptych.catalog.catalog import Catalog
+from diptych.catalog.dtype import Dtype
+from diptych.catalog.model import Model
+from diptych.design.axes import Parallelism, Precision, Worker
+from diptych.perf.loop_play import Protocol
+from diptych.perf.memory import kv_capacity
+from diptych.planner.benchmark_rows import Kind, Ranks, Row
+
+
+class Unanswerable(Exception):
+    """Why no honest number can be given for a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A row with its workers. `prefill` is None when one worker does both; counts are of workers."""
+
+    row: Row
+    decode: Worker
+    decode_workers: int
+    isl: float
+    osl: float
+    protocol: Protocol
+    prefill: Worker | None = None
+    prefill_workers: int = 0
+    assumptions: tuple[str, ...] = field(default=())
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether the answer leans on anything that the row does not say."""
+        return bool(self.assumptions)
+
+
+_DTYPES: Mapping[str, tuple[Dtype, Dtype]] = {
+    "fp8": (Dtype.FP8, Dtype.FP8),
+    "nvfp4/fp8": (Dtype.FP4, Dtype.FP4),
+    "fp4": (Dtype.FP4, Dtype.FP4),
+    "nvfp4": (Dtype.FP4, Dtype.FP4),
+    "mxfp4": (Dtype.FP4, Dtype.FP4),
+    "int8": (Dtype.INT8, Dtype.INT8),
+    "w8a8": (Dtype.INT8, Dtype.INT8),
+    "int4": (Dtype.INT4, Dtype.BF16),
+    "int4_wo": (Dtype.INT4, Dtype.BF16),
+    "uint4": (Dtype.INT4, Dtype.BF16),
+    "awq": (Dtype.INT4, Dtype.BF16),
+    "gptq": (Dtype.INT4, Dtype.BF16),
+    "awq/gptq": (Dtype.INT4, Dtype.BF16),
+    "bf16": (Dtype.BF16, Dtype.BF16),
+    "bfloat16": (Dtype.BF16, Dtype.BF16),
+    "fp16": (Dtype.BF16, Dtype.BF16),
+    "float16": (Dtype.BF16, Dtype.BF16),
+    "fp16mixed": (Dtype.BF16, Dtype.BF16),
+    "fp32": (Dtype.FP32, Dtype.FP32),
+}
+
+# Mean prompt and answer tokens of MLPerf Inference's datasets. Answers are in the logs (tokens/s over samples/s); prompts are
+# those of the benchmarks' reference implementations.
+_DATASETS: Mapping[str, tuple[float, float]] = {
+    "llama270b": (294.0, 294.5),  # OpenOrca, 24,576 samples
+    "llama3170b": (294.0, 294.5),  # the open division runs Llama 2's dataset
+    "llama318b": (778.0, 73.0),  # CNN/DailyMail
+    "llama31405b": (9400.0, 684.0),  # LongBench, RULER and GovReport
+    "mixtral8x7b": (285.0, 145.0),  # OpenOrca, GSM8K, MBXP
+    "deepseekr1": (800.0, 3880.0),  # AIME, MATH-500, GPQA, MMLU-Pro, LiveCodeBench
+    "gptj6b": (870.0, 69.0),  # CNN/DailyMail
+    "gptoss120b": (1024.0, 1310.0),
+}
+
+
+def case_of(row: Row, catalog: Catalog) -> Case:
+    """The workers that a row describes.
+
+    Raises:
+        Unanswerable: unknown names, missing lengths or load, workers that cannot be laid out or whose weights do not fit.
+    """
+    notes: list[str] = []
+    accelerator, model = _named(row, catalog, notes)
+    engine = engine_name(row.engine)
+    precision = _precision(row, model, accelerator, engine, notes)
+    isl, osl = _lengths(row, model, notes)
+    worker, workers = _decode_worker(row, model, accelerator, precision, engine, notes)
+    spread, rounds = _load(row)
+    mean = (1.0 + spread) / 2.0 if spread >= SWEEP_SPREAD else 1.0
+    case = Case(row, worker, workers, isl * mean, osl * mean, Protocol(rounds, spread), None, 0, tuple(notes))
+    return _with_prefill(case) if row.kind is Kind.DISAGGREGATED else case
+
+
+def engine_name(spelling: str) -> str:
+    """vllm, sglang or trtllm: the engine that a framework's spelling names; vllm for those whose steps we don't know."""
+    folded = spelling.casefold()
+    if "sglang" in folded:
+        return "sglang"
+    return "trtllm" if re.search(r"tensorrt|trtllm|trt-llm", folded) else "vllm"
+
+
+def _named(row: Row, catalog: Catalog, notes: list[str]) -> tuple[Accelerator, Model]:
+    bare = re.sub(r"\s*\(.*\)$", "", row.accelerator)
+    accelerator = catalog.find_accelerator(row.accelerator) or catalog.find_accelerator(bare)
+    model = catalog.find_model(row.model)
+    if not row.accelerator or "+" in row.accelerator:
+        raise Unanswerable("mixed accelerators" if row.accelerator else "no accelerator named")
+    if accelerator is None:
+        raise Unanswerable(f"unknown accelerator {row.accelerator!r}")
+    if not accelerator.is_complete:
+        raise Unanswerable(f"data sheet of {accelerator.name} incomplete")
+    if model is None:
+        raise Unanswerable(f"unknown model {row.model!r}")
+    if bare != row.accelerator and catalog.find_accelerator(row.accelerator) is None:
+        notes.append(f"accelerator taken as {accelerator.name}")
+    return accelerator, model
+
+
+def _precision(row: Row, model: Model, accelerator: Accelerator, engine: str, notes: list[str]) -> Precision:
+    spelled = row.dtype.casefold()
+    if spelled in _DTYPES:
+        weights, activations = _DTYPES[spelled]
+    elif spelled in ("", "unset"):
+        weights = _unstated(row, model, accelerator)
+        activations = Dtype.BF16 if weights is Dtype.INT4 else weights
+        notes.append(f"precision not recorded: {weights}")
+    else:
+        raise Unanswerable(f"unknown precision {row.dtype!r}")
+    if weights is Dtype.FP4 and Dtype.FP4 not in accelerator.peak_flops:
+        activations = Dtype.BF16
+    if weights is Dtype.FP8 and not any(dtype.is_fp8 for dtype in accelerator.peak_flops):
+        activations = Dtype.BF16
+    return Precision(weights, activations, _kv_format(weights, accelerator, engine))
+
+
+def _unstated(row: Row, model: Model, accelerator: Accelerator) -> Dtype:
+    """MLPerf's entries without a precision run the narrowest that its accuracy target allows; others the stored one."""
+    if row.source.startswith("MLPerf") and model.native in (Dtype.BF16, Dtype.FP16):
+        if any(dtype.is_fp8 for dtype in accelerator.peak_flops):
+            return Dtype.FP8
+    return model.native if model.native is not Dtype.FP16 else Dtype.BF16
+
+
+def _kv_format(weights: Dtype, accelerator: Accelerator, engine: str) -> Dtype:
+    """TensorRT-LLM keeps the cache of a quantised model in FP8, as do the others where FP4 exists; else 16 bit."""
+    quantised = weights in (Dtype.FP8, Dtype.FP4)
+    native = any(dtype.is_fp8 for dtype in accelerator.peak_flops)
+    narrow = quantised and native and (engine == "trtllm" or Dtype.FP4 in accelerator.peak_flops)
+    return Dtype.FP8 if narrow else Dtype.BF16
+
+
+def _lengths(row: Row, model: Model, notes: list[str]) -> tuple[float, float]:
+    known = next((v for k, v in _DATASETS.items() if k == re.sub(r"[^a-z0-9]", "", model.name.casefold())), None)
+    mlperf = row.source.startswith("MLPerf") and known is not None
+    isl = row.isl or (known[0] if mlperf and known else None)
+    osl = row.osl or (known[1] if mlperf and known else None)
+    if row.kind in (Kind.FIRST_TOKEN, Kind.PREFILL):
+        osl = osl or 1.0
+    if not isl or not osl:
+        raise Unanswerable("no prompt length" if not isl else "no answer length")
+    if not row.isl:
+        notes.append(f"mean prompt of the benchmark's dataset: {isl:g} tokens")
+    if not row.osl and row.kind not in (Kind.FIRST_TOKEN, Kind.PREFILL):
+        notes.append(f"mean answer of the benchmark's dataset: {osl:g} tokens")
+    if isl + osl > 4 * model.max_context:
+        raise Unanswerable(f"{isl + osl:g} tokens are beyond the model's context")
+    return isl, osl
+
+
+SWEEP_SPREAD = 0.8
+
+
+def _load(row: Row) -> tuple[float, int]:
+    """(spread, rounds) of the load test behind a row.
+
+    InferenceX draws lengths uniformly from 0.8 to 1 of the nominal ones and sends 10 requests per client, all clients at once
+    (its benchmark scripts: --random-range-ratio 0.8, --num-prompts 10·concurrency, --request-rate inf). GPUStack's lab sends its
+    whole dataset at once with natural lengths. Elsewhere lengths are fixed.
+    """
+    if row.source.startswith("GPUStack"):
+        return 0.0, 1 if (row.concurrency or 0) >= 16 else 10
+    swept = re.search(r"cfg\d+$|^20\d\d_\d\d_\d\d_|gap|_tp\d+_ep\d+_\d+$", row.reference) is not None
+    return (SWEEP_SPREAD, 10) if swept else (1.0, 10)
+
+
+def _decode_worker(
+    row: Row, model: Model, accelerator: Accelerator, precision: Precision, engine: str, notes: list[str]
+) -> tuple[Worker, int]:
+    ranks = row.decode
+    base = Worker(model, accelerator, precision, Parallelism(), engine, max_batch=_batch_limit(row))
+    if ranks.tp or ranks.dp > 1:
+        worker = replace(base, parallelism=_parallelism(ranks, model, notes))
+        workers = row.decode_workers or _workers(row.gpus, worker.accelerators, row.kind)
+    else:
+        if not row.gpus:
+            raise Unanswerable("no accelerator count and no parallelism")
+        worker = _smallest(base, row, notes)
+        workers = max(row.gpus // worker.accelerators, 1)
+    if kv_capacity(worker) <= 0:
+        raise Unanswerable("weights do not fit as recorded")
+    return worker, workers
+
+
+def _batch_limit(row: Row) -> int:
+    return int(row.batch or 0) if row.kind is Kind.STATIC else 0
+
+
+def _parallelism(ranks: Ranks, model: Model, notes: list[str]) -> Parallelism:
+    tp, pp, dp = max(ranks.tp, 1), max(ranks.pp, 1), max(ranks.dp, 1)
+    heads = max((attention.heads for _, attention in model.attention_groups()), default=1)
+    if heads % tp:
+        if not model.is_moe:
+            raise Unanswerable(f"TP {tp} does not divide {heads} heads")
+        notes.append(f"TP {tp} does not divide {heads} heads: run as attention DP with EP")
+        return Parallelism(1, pp, max(tp * dp, 1), tp * dp)
+    ep = ranks.ep if model.is_moe and ranks.ep > 1 else 1
+    return Parallelism(tp, pp, ep if ep <= tp * dp else tp * dp, dp)
+
+
+def _workers(gpus: int, size: int, kind: Kind) -> int:
+    return max(gpus // size, 1) if gpus and kind is not Kind.DISAGGREGATED else 1
+
+
+def _smallest(base: Worker, row: Row, notes: list[str]) -> Worker:
+    """The smallest power of two of ranks whose memory holds the weights and a few sequences."""
+    for tp in (1, 2, 4, 8, 16, 32, 64):
+        if tp > row.gpus:
+            break
+        worker = replace(base, parallelism=Parallelism(tp, 1, 1, 1))
+        need = float(base.model.kv_bytes(4096.0, base.precision.kv)) * 32
+        if kv_capacity(worker) >= need:
+            notes.append(f"parallelism not recorded: the smallest that fits, TP {tp}")
+            return worker
+    raise Unanswerable("weights do not fit on the recorded accelerators")
+
+
+def _with_prefill(case: Case) -> Case:
+    """The prefill side: as recorded, or under stated assumptions about what was not."""
+    row, notes = case.row, list(case.assumptions)
+    if row.prefill.tp or row.prefill.dp:
+        parallelism = _parallelism(row.prefill, case.decode.model, notes)
+    else:
+        parallelism = case.decode.parallelism
+        notes.append("prefill workers not recorded: parallel as the decode side")
+    prefill = replace(case.decode, parallelism=parallelism)
+    if kv_capacity(prefill) <= 0:
+        raise Unanswerable("prefill weights do not fit as recorded")
+    if not row.prefill_workers or not row.decode_workers:
+        notes.append("worker counts not recorded: one prefill and one decode worker")
+    return replace(case, prefill=prefill, prefill_workers=max(row.prefill_workers, 1),
+                   decode_workers=max(row.decode_workers, 1), assumptions=tuple(notes))  # fmt: skip
