@@ -31,7 +31,7 @@ from diptych.units import GB, format_bytes
 RDMA_FLOOR = 100e9 / 8
 """Bytes/s of a whole instance's NIC from which clouds sell RDMA (EFA, InfiniBand, RoCE); offers do not say it outright."""
 
-LARGEST_SERVER = 8
+LARGEST_SERVER = 16
 """Accelerators of the largest common server; a larger scale-up world spans servers."""
 ONE_STACK = ("ib-400g", "ib-400g-mooncake", "ib-200g", "roce-200g", "roce-100g", "tcp-100g-ucx")
 """Links of the catalog that were measured on one software stack, kept for comparison and for users who run it."""
@@ -449,7 +449,7 @@ WORKER_RULES = PRECISION_RULES + SHAPE_RULES + FIT_RULES
 BOUNDARY_RULES = PATH_RULES + KV_RULES + HANDOFF_RULES
 
 
-def sentence(rule: WorkerRule | PairRule) -> str:
+def sentence(rule: Callable[..., str | None]) -> str:
     """The one sentence of a rule."""
     return (rule.__doc__ or rule.__name__).strip().rstrip(".")
 

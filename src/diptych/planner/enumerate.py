@@ -1,0 +1,269 @@
+"""What may be chosen for one role: every worker that keeps the rules, every offer that can hold it, and the count of the rest.
+
+The product of a role's axes is never built. A rule of a group looks only at the axes the group names, so what it drops is
+counted by multiplying the sizes of the axes it does not look at; the counts are exact.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+
+from diptych.catalog.accelerator import Accelerator
+from diptych.catalog.dtype import Dtype
+from diptych.catalog.memory import TierKind
+from diptych.catalog.offer import Offer
+from diptych.design.axes import Parallelism, Precision, Role, Worker
+from diptych.design.capability import engines
+from diptych.design.constraints import (
+    FIT_RULES,
+    OFFER_RULES,
+    PRECISION_RULES,
+    SHAPE_RULES,
+    Setting,
+    Violation,
+    WorkerRule,
+    first_broken,
+    sentence,
+)
+from diptych.perf.memory import kv_capacity, memory_plan
+from diptych.planner.ask import Ask, RolePins
+
+WEIGHTS = (Dtype.BF16, Dtype.FP16, Dtype.FP8, Dtype.INT8, Dtype.FP4, Dtype.INT4)
+ACTIVATIONS = (Dtype.BF16, Dtype.FP16, Dtype.FP8, Dtype.INT8, Dtype.FP4)
+CACHES = (Dtype.BF16, Dtype.FP16, Dtype.FP8, Dtype.FP8_FNUZ, Dtype.INT8)
+TENSOR = (1, 2, 4, 8, 16, 32)
+PIPELINE = (1, 2, 4)
+DATA = (1, 2, 4, 8, 16, 32)
+BATCH_LIMITS = (0, 8, 16, 32, 64, 128, 256, 512)
+CHUNKS = (0, 512, 2048, 8192)
+RESIDENCIES = tuple(TierKind)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker and the offer it is rented from."""
+
+    worker: Worker
+    offer: Offer
+
+    @property
+    def site(self) -> tuple[str, str]:
+        """Where its network is: provider and region."""
+        return (self.offer.provider, self.offer.region)
+
+    def instances(self, workers: int) -> int:
+        """Instances that hold `workers` of these, rented whole; a worker larger than an instance takes several."""
+        size, gpus = self.worker.accelerators, self.offer.gpus
+        if size > gpus:
+            return workers * -(-size // gpus)
+        return -(-workers // (gpus // size))
+
+    def usd_per_hour(self, workers: int) -> float:
+        return self.instances(workers) * self.offer.usd_per_hour
+
+    @property
+    def nic(self) -> float:
+        """Bytes/s of one accelerator's share of the NIC; 0 when nobody says."""
+        return self.offer.nic_bandwidth or self.worker.accelerator.nic_bandwidth
+
+
+@dataclass
+class Dropped:
+    """Designs of a role by the first rule they break, with one example of each."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    sentences: dict[str, str] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    def add(self, violation: Violation, count: int) -> None:
+        if count:
+            self.counts[violation.rule] += count
+            self.sentences.setdefault(violation.rule, violation.sentence)
+            self.examples.setdefault(violation.rule, violation.detail)
+
+    def merge(self, other: Dropped, times: int) -> None:
+        for rule, count in other.counts.items():
+            self.add(Violation(rule, other.sentences[rule], other.examples[rule]), count * times)
+
+
+@dataclass(frozen=True)
+class RoleSpace:
+    """The choices of one role. `raw` counts the product of its axes; `each` the designs one candidate stands for
+    (its batch limits, chunk budgets and residencies, which are not built)."""
+
+    role: Role
+    candidates: tuple[Candidate, ...]
+    raw: int
+    each: int
+    dropped: Dropped
+
+    @property
+    def valid(self) -> int:
+        return len(self.candidates) * self.each
+
+    @cached_property
+    def workers(self) -> tuple[Worker, ...]:
+        """The distinct workers, in order."""
+        return tuple(dict.fromkeys(candidate.worker for candidate in self.candidates))
+
+
+def setting_of(ask: Ask) -> Setting:
+    """What the rules judge designs against."""
+    return Setting(
+        max_context=ask.lengths.max_context,
+        memory=memory_of,
+        quality=ask.quality,
+        stock_only=ask.pins.engine is not None,
+        link_is_given=ask.pins.interconnect is not None,
+    )
+
+
+def memory_of(worker: Worker) -> tuple[float, float]:
+    """(weights, left for KV) of a whole worker in bytes; the second is negative by what is short."""
+    plan = memory_plan(worker)
+    left = kv_capacity(worker) if plan.fits else plan.kv * worker.accelerators
+    return plan.weights * worker.accelerators, left
+
+
+def role_space(ask: Ask, role: Role, setting: Setting) -> RoleSpace:
+    """Every candidate of `role`, and exactly how many designs each rule dropped."""
+    pins = ask.decode if role is Role.DECODE else ask.prefill
+    dropped, candidates, raw = Dropped(), list[Candidate](), 0
+    accelerators = accelerators_of(ask, role)
+    precisions, shapes = tuple(_precisions(pins)), tuple(_shapes(pins))
+    each = _multiples(role)
+    for accelerator in accelerators:
+        offers = useful_offers(ask, accelerator)
+        per_cell = max(len(offers), 1) * each * (len(RESIDENCIES))
+        raw += len(precisions) * len(shapes) * per_cell
+        if not offers:
+            detail = f"{accelerator.name} is not in {ask.book.name if ask.book else 'the inventory'}"
+            dropped.add(
+                Violation("is_offered", "An accelerator without an offer has no price", detail),
+                len(precisions) * len(shapes) * per_cell,
+            )
+            continue
+        good = list(_kept(ask, accelerator, precisions, shapes, setting, dropped, per_cell))
+        for worker in good:
+            fitting = [offer for offer in offers if _holds(worker, offer, dropped, each * len(RESIDENCIES))]
+            candidates.extend(Candidate(worker, offer) for offer in fitting)
+    if role is not Role.PREFILL:
+        dropped.add(
+            Violation(
+                "live_kv_is_in_hbm", "Engines decode from HBM; slower tiers keep only KV that nobody is reading", "dram"
+            ),
+            len(candidates) * each * (len(RESIDENCIES) - 1),
+        )
+        return RoleSpace(role, tuple(candidates), raw, each, dropped)
+    return RoleSpace(role, tuple(candidates), raw, each * len(RESIDENCIES), dropped)
+
+
+def accelerators_of(ask: Ask, role: Role) -> tuple[Accelerator, ...]:
+    """The accelerators a role may use: pinned, or the whole catalog; a colocated pool may use what either role may."""
+    if role is not Role.COLOCATED:
+        return (ask.decode if role is Role.DECODE else ask.prefill).accelerators or tuple(
+            ask.catalog.accelerators.values()
+        )
+    both = (*ask.prefill.accelerators, *ask.decode.accelerators)
+    return tuple(dict.fromkeys(both)) or tuple(ask.catalog.accelerators.values())
+
+
+def useful_offers(ask: Ask, accelerator: Accelerator) -> tuple[Offer, ...]:
+    """The accelerator's offers without those that another of the same place beats in price, size and network at once.
+
+    Dominance: a fleet on the dropped offer, moved to the one that beats it, rents no more instance-accelerators (its sizes
+    divide at least as finely), pays no more for each, and has no slower a path, so it costs no more and keeps the SLO.
+    """
+    offers = [offer for offer in ask.offers if offer.accelerator == accelerator.name]
+    kept: list[Offer] = []
+    for offer in sorted(offers, key=lambda o: (o.usd_per_gpu_hour, o.gpus, -o.nic_bandwidth, o.instance, o.region)):
+        if not any(_beats(other, offer) for other in kept):
+            kept.append(offer)
+    return tuple(kept)
+
+
+def _beats(one: Offer, other: Offer) -> bool:
+    """Same place, same size, no dearer, no slower network."""
+    place = (one.provider, one.region, one.gpus) == (other.provider, other.region, other.gpus)
+    return place and one.usd_per_hour <= other.usd_per_hour and one.nic_bandwidth >= other.nic_bandwidth
+
+
+def _multiples(role: Role) -> int:
+    return len(BATCH_LIMITS) * len(CHUNKS if role is Role.COLOCATED else (0,))
+
+
+def _precisions(pins: RolePins) -> Iterator[Precision]:
+    for weights, activations, kv in product(WEIGHTS, ACTIVATIONS, CACHES):
+        precision = Precision(weights, activations, kv)
+        if pins.allows_precision(precision):
+            yield precision
+
+
+def _shapes(pins: RolePins) -> Iterator[Parallelism]:
+    if pins.parallelism is not None:
+        yield pins.parallelism
+        return
+    for tp, pp, dp in product(TENSOR, PIPELINE, DATA):
+        for ep in dict.fromkeys((1, tp * dp)):
+            yield Parallelism(tp, pp, ep, dp)
+
+
+def _kept(
+    ask: Ask,
+    accelerator: Accelerator,
+    precisions: tuple[Precision, ...],
+    shapes: tuple[Parallelism, ...],
+    setting: Setting,
+    dropped: Dropped,
+    per_cell: int,
+) -> Iterator[Worker]:
+    """Workers that keep the precision, shape and fit rules, each group applied before the next product is formed."""
+    plain, sixteen = Parallelism(), Precision(Dtype.BF16, Dtype.BF16, Dtype.BF16)
+    good_precisions = [
+        precision
+        for precision in precisions
+        if _passes(
+            PRECISION_RULES, Worker(ask.model, accelerator, precision, plain), setting, dropped, len(shapes) * per_cell
+        )
+    ]
+    good_shapes = [
+        shape
+        for shape in shapes
+        if _passes(
+            SHAPE_RULES,
+            Worker(ask.model, accelerator, sixteen, shape),
+            setting,
+            dropped,
+            len(good_precisions) * per_cell,
+        )
+    ]
+    for precision, shape in product(good_precisions, good_shapes):
+        worker = Worker(ask.model, accelerator, precision, shape, engine_for(ask, accelerator, precision))
+        if _passes(FIT_RULES, worker, setting, dropped, per_cell):
+            yield worker
+
+
+def engine_for(ask: Ask, accelerator: Accelerator, precision: Precision) -> str:
+    """The engine that runs a worker: the pinned one if it can, else the first that executes the precision."""
+    able = engines(accelerator, precision)
+    return ask.pins.engine if ask.pins.engine in able else (able[0] if able else "vllm")
+
+
+def _passes(rules: tuple[WorkerRule, ...], worker: Worker, setting: Setting, dropped: Dropped, count: int) -> bool:
+    broken = first_broken(rules, worker, setting)
+    if broken is not None:
+        dropped.add(broken, count)
+    return broken is None
+
+
+def _holds(worker: Worker, offer: Offer, dropped: Dropped, count: int) -> bool:
+    for rule in OFFER_RULES:
+        detail = rule(worker, offer)
+        if detail is not None:
+            dropped.add(Violation(rule.__name__, sentence(rule), detail), count)
+            return False
+    return True
