@@ -170,11 +170,14 @@ def _lengths(plan: Plan) -> Chart | None:
     layers: list[dict[str, Any]] = [
         {
             "data": values(rows),
-            "mark": {"type": "bar", "color": "var(--prefill)", "opacity": 0.75, "cornerRadius": 0},
+            "mark": {"type": "rect", "color": "var(--prefill)", "opacity": 0.75, "stroke": "var(--card)"},
             "encoding": {
                 "x": x,
                 "x2": {"field": "to"},
-                "y": quantity("share", "share of requests", axis={"format": ".0%", "tickCount": 4}),
+                "y": quantity(
+                    "share", "share of requests", axis={"format": ".0%", "tickCount": 4}, scale={"zero": True}
+                ),
+                "y2": {"datum": 0},
                 "tooltip": [
                     {"field": "from", "type": "quantitative", "format": ",.0f"},
                     {"field": "to", "type": "quantitative", "format": ",.0f"},
@@ -190,7 +193,8 @@ def _lengths(plan: Plan) -> Chart | None:
         "How long the prompts are",
         f"p50 {words.count(workload.isl_p50)}, p90 {words.count(workload.isl_p90)}, p99 {words.count(workload.isl_p99)} tokens. "
         "Pools are sized for this distribution, not for its mean.",
-        specification("Histogram of prompt lengths", 220, layer=layers),
+        specification("Histogram of prompt lengths", 180, layer=layers),
         ("from", "to", "share"),
         tuple((words.count(r["from"]), words.count(r["to"]), r["text"]) for r in rows),
+        wide=True,
     )
