@@ -1,0 +1,92 @@
+"""Charts tell the plan's numbers, no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sample_plan import colocated_plan, heterogeneous_plan
+
+from diptych.planner.plan import Plan
+from diptych.report import words
+from diptych.report.chart_fleet import fleet_charts
+from diptych.report.chart_pareto import pareto_charts
+from diptych.report.chart_space import space_charts
+from diptych.report.charts import Chart
+
+PLAN = heterogeneous_plan()
+
+
+def charts(plan: Plan) -> dict[str, Chart]:
+    return {chart.key: chart for chart in (*pareto_charts(plan), *fleet_charts(plan), *space_charts(plan))}
+
+
+def data(chart: Chart, layer: int = 0) -> list[dict[str, Any]]:
+    rows = chart.spec["layer"][layer]["data"]["values"]
+    assert isinstance(rows, list)
+    return rows
+
+
+def test_all_that_was_promised_is_drawn() -> None:
+    assert set(charts(PLAN)) == {
+        "pareto-tpot", "pareto-ttft", "pareto-goodput", "cost", "utilisation", "ttft", "memory", "rules", "flips", "lengths",
+    }  # fmt: skip
+    assert "flips" not in charts(colocated_plan())
+
+
+def test_cost_bars_add_up_to_the_bill_of_each_fleet() -> None:
+    rows = data(charts(PLAN)["cost"])
+    for fleet in {row["fleet"] for row in rows}:
+        option = next(o for name, o in words.named_options(PLAN) if name.split(",")[0].split()[-1] in fleet)
+        assert sum(row["usd"] for row in rows if row["fleet"] == fleet) == pytest.approx(option.usd_per_hour)
+
+
+def test_memory_bars_add_up_to_the_memory_of_a_worker() -> None:
+    rows = data(charts(PLAN)["memory"])
+    for pool in PLAN.best.pools:
+        assert sum(row["gb"] for row in rows if row["role"] == pool.role) * 1e9 == pytest.approx(pool.memory_bytes)
+
+
+def test_rule_bars_and_sized_designs_add_up_to_the_product() -> None:
+    assert sum(row["n"] for row in data(charts(PLAN)["rules"])) == PLAN.space.cartesian
+
+
+def test_slo_line_is_at_the_limit_and_bands_surround_the_rings() -> None:
+    layers = charts(PLAN)["pareto-tpot"].spec["layer"]
+    assert layers[0]["data"]["values"] == [{"tpot": 50.0}]
+    rings = next(l["data"]["values"] for l in layers if l["mark"].get("fill") == "var(--card)")  # noqa: E741
+    assert rings[0]["low"] == pytest.approx(PLAN.best.tpot.p90 * 1e3 * (1 - PLAN.best.tpot.trust.band))
+    assert rings[0]["high"] == pytest.approx(PLAN.best.tpot.p90 * 1e3 * (1 + PLAN.best.tpot.trust.band))
+
+
+def test_flip_rows_are_multiples_of_now_and_zero_stays_in_the_table() -> None:
+    chart = charts(PLAN)["flips"]
+    rows = {row["axis"]: row for row in data(chart)}
+    assert rows["price of H20-96GB"]["at"] == pytest.approx(3.34 / 1.8)
+    assert rows["prompt length"]["at"] is None
+    assert "prefix hit rate" not in rows
+    assert any(row[0] == "prefix hit rate" and row[2] == "72 %" for row in chart.rows)
+
+
+def test_every_colour_is_a_name_of_the_style_sheet() -> None:
+    from importlib.resources import files
+
+    style = files("diptych.report").joinpath("assets/report.css").read_text(encoding="utf-8")
+    named = set()
+
+    def walk(value: Any) -> None:
+        if isinstance(value, str) and value.startswith("var("):
+            named.add(value[4:-1])
+        for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            walk(part)
+
+    for chart in charts(PLAN).values():
+        walk(chart.spec)
+    assert named
+    assert all(style.count(f"{name}:") == 4 for name in named), [n for n in named if style.count(f"{n}:") != 4]
+
+
+def test_table_rows_have_their_columns() -> None:
+    for plan in (PLAN, colocated_plan()):
+        for chart in charts(plan).values():
+            assert {len(row) for row in chart.rows} == {len(chart.columns)}, chart.key
