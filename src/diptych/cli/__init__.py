@@ -8,6 +8,7 @@ import typer
 
 from diptych.cli import catalog
 from diptych.cli.output import err, report_error
+from diptych.cli.validate import validate
 from diptych.cli.workload import workload
 from diptych.errors import DiptychError
 
@@ -19,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(catalog.app, name="catalog")
+app.command()(validate)
 app.command()(workload)
 
 

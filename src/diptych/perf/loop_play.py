@@ -55,7 +55,8 @@ class PrefillStage:
 class Loop:
     """One load test. `clients` are played, each standing for `group` real ones: concurrency = clients · group.
 
-    `osl` is the mean answer. `step` (clients+1,) is the seconds of a decode step with n clients decoding, 0 at n = 0; `room` the most that fit.
+    `osl` is the mean answer; `step` (clients+1,) the seconds of a decode step with n clients decoding, 0 at n = 0;
+    `room` the most clients that fit.
     """
 
     clients: int

@@ -141,9 +141,9 @@ def _precision(row: Row, model: Model, accelerator: Accelerator, engine: str, no
 
 def _unstated(row: Row, model: Model, accelerator: Accelerator) -> Dtype:
     """MLPerf's entries without a precision run the narrowest that its accuracy target allows; others the stored one."""
-    if row.source.startswith("MLPerf") and model.native in (Dtype.BF16, Dtype.FP16):
-        if any(dtype.is_fp8 for dtype in accelerator.peak_flops):
-            return Dtype.FP8
+    wide = model.native in (Dtype.BF16, Dtype.FP16)
+    if row.source.startswith("MLPerf") and wide and any(dtype.is_fp8 for dtype in accelerator.peak_flops):
+        return Dtype.FP8
     return model.native if model.native is not Dtype.FP16 else Dtype.BF16
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,24 +50,44 @@ class Answers:
     unanswered: tuple[Unread, ...]
 
 
-def predict(rows: Sequence[Row], catalog: Catalog, perf: PerfModel) -> Answers:
-    """Predict every row that can be answered. Closed loops are played together, the rest computed one by one."""
+def predict(
+    rows: Sequence[Row], catalog: Catalog, perf: PerfModel, progress: Callable[[int], None] | None = None
+) -> Answers:
+    """Predict every row that can be answered. Closed loops are played together, the rest computed one by one.
+
+    `progress` is called with the rows done so far.
+    """
     predictions: dict[int, Prediction] = {}
     unanswered: list[Unread] = []
-    waiting: list[tuple[Case, Loop, _Noted]] = []
-    for row in rows:
+    waiting: list[tuple[Case, Any]] = []
+    loops: dict[Any, tuple[Loop, _Noted]] = {}
+    for done, row in enumerate(rows):
+        if progress and done % 50 == 0:
+            progress(done)
         try:
-            case, noted = case_of(row, catalog), _Noted(perf)
+            case = case_of(row, catalog)
             if row.kind in (Kind.CLOSED, Kind.DISAGGREGATED, Kind.STREAM) and not _is_open(case):
-                waiting.append((case, _loop(case, noted), noted))
+                key = _same_load(case)
+                if key not in loops:
+                    noted = _Noted(perf)
+                    loops[key] = (_loop(case, noted), noted)
+                waiting.append((case, key))
             else:
+                noted = _Noted(perf)
                 predictions[row.number] = _prediction(case, noted, *_FORMULAS[row.kind](case, noted))
         except Unanswerable as reason:
             unanswered.append(Unread(row.number, str(reason)))
-    played: dict[Any, LoopResult] = {}
-    for (case, _, noted), result in zip(waiting, play([loop for _, loop, _ in waiting]), strict=True):
-        predictions[case.row.number] = _prediction(case, noted, result.ttft, result.tpot, _output(case, result))
+    results = dict(zip(loops, play([loop for loop, _ in loops.values()]), strict=True))
+    for case, key in waiting:
+        result = results[key]
+        predictions[case.row.number] = _prediction(case, loops[key][1], result.ttft, result.tpot, _output(case, result))
     return Answers(tuple(predictions[number] for number in sorted(predictions)), tuple(unanswered))
+
+
+def _same_load(case: Case) -> Any:
+    """What two rows share when they describe the same test."""
+    return (case.decode, case.decode_workers, case.prefill, case.prefill_workers, case.isl, case.osl, case.protocol,
+            _concurrency(case.row))  # fmt: skip
 
 
 class _Noted:
