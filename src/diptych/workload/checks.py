@@ -21,7 +21,7 @@ _REJECTED = {
     "MISSING COLUMNS": "fewer cells than the header has",
     "UNQUOTED VALUE": "a quote that never ends",
     "INVALID ENCODING": "not text: bytes that are not UTF-8",
-    "LINE SIZE OVER MAXIMUM": "a line of more than 16 MB",
+    "LINE SIZE OVER MAXIMUM": "a line of more than 4 MiB",
 }
 
 

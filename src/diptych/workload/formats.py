@@ -48,7 +48,7 @@ FORMATS = (
     Format("BurstGPT CSV", "csv", "Request tokens", "Response tokens", "Timestamp", "s", zero_is_failure=True),
     Format("splitwise CSV", "csv", "prompt_size", "token_size", "arrival_timestamp"),
     Format("vidur CSV", "csv", "num_prefill_tokens", "num_decode_tokens", "arrived_at"),
-    Format("relative CSV", "csv", "input_tokens", "output_tokens", "arrival_s"),
+    Format("CSV of arrival_s, input_tokens, output_tokens", "csv", "input_tokens", "output_tokens", "arrival_s"),
     Format("Mooncake JSONL", "jsonl", "input_length", "output_length", "timestamp", "ms", "hash_ids",
            needs_arrival=True),
 )  # fmt: skip

@@ -132,7 +132,7 @@ def _why_no_arrivals(trace: Trace) -> str:
 def _notes(trace: Trace, reuse: Reuse | None, reading: Reading) -> list[str]:
     notes = []
     if trace.dropped:
-        notes.append(f"{trace.dropped:,} requests without tokens (failures) left out")
+        notes.append(f"{trace.dropped:,} request{'s' if trace.dropped > 1 else ''} without tokens (failed) left out")
     if trace.reordered:
         notes.append(f"{trace.reordered:,} rows were earlier than the row above: sorted by arrival")
     if reuse is None:

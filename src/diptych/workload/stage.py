@@ -21,7 +21,7 @@ from diptych.workload.formats import Layout
 
 MEMORY_LIMIT = "300MB"
 _ON_DISK_ABOVE = 8 << 20  # bytes of file
-_MAX_LINE = 1 << 24
+_MAX_LINE, _BUFFER = 1 << 22, 1 << 24  # bytes: the longest line read, and the piece read at once
 _REJECTS = 1000
 _POLL = 0.2  # seconds between looks at the progress
 Progress = Callable[[float, float, str], None]
@@ -33,8 +33,8 @@ def connect(path: Path, folder: Path) -> Any:
     connection = duckdb.connect(
         place, config={"memory_limit": MEMORY_LIMIT, "temp_directory": str(folder), "threads": 2}
     )
-    connection.execute("SET preserve_insertion_order = true")
-    connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+    connection.execute("""SET preserve_insertion_order = true; SET TimeZone = 'UTC'; SET autoinstall_known_extensions = false;
+                          SET enable_progress_bar = true; SET enable_progress_bar_print = false""")
     return connection
 
 
@@ -89,7 +89,7 @@ def _csv_source(link: Path, layout: Layout) -> str:
                trim({cell(layout.osl)}) AS osl_text, trim({cell(layout.arrival)}) AS t_text, {cell(layout.blocks)} AS blocks_text
         FROM read_csv('{link}', header = true, auto_detect = false, columns = {{{columns}}}, delim = '{delimiter}',
              quote = '"', escape = '"', compression = '{compression}', null_padding = true, store_rejects = true,
-             rejects_limit = {_REJECTS}, max_line_size = {_MAX_LINE})"""  # noqa: S608
+             rejects_limit = {_REJECTS}, max_line_size = {_MAX_LINE}, buffer_size = {_BUFFER})"""  # noqa: S608
 
 
 def _json_source(link: Path, layout: Layout) -> str:
@@ -105,7 +105,7 @@ def _json_source(link: Path, layout: Layout) -> str:
                     FROM (SELECT row_number() OVER () AS row, line
                           FROM read_csv('{link}', header = false, auto_detect = false, columns = {{'line': 'VARCHAR'}},
                                delim = '\x01', quote = '', escape = '', compression = '{compression}',
-                               max_line_size = {_MAX_LINE}))
+                               max_line_size = {_MAX_LINE}, buffer_size = {_BUFFER}))
                     WHERE trim(line) <> ''))"""  # noqa: S608
 
 
@@ -122,14 +122,14 @@ def _number(role: str) -> str:
 def _arrival(layout: Layout, base: int) -> str:
     scale = {"s": 1, "ms": 1000, "us": 1000000}.get(layout.unit)
     value = (f"TRY_CAST(t_text AS DOUBLE) / {scale}" if scale else
-             f"(epoch_ns(TRY_CAST(t_text AS TIMESTAMP_NS)) - {base}) / 1e9")  # fmt: skip
+             f"(epoch_us(TRY_CAST(t_text AS TIMESTAMPTZ)) - {base}) / 1e6")  # fmt: skip
     return f"{value} AS t, CASE WHEN {value} IS NULL THEN t_text END AS t_raw"
 
 
 def _base(connection: Any, layout: Layout) -> int:
-    """The first timestamp in nanoseconds, subtracted before it would cost digits; 0 when it cannot be read."""
+    """The first timestamp in microseconds, subtracted before it would cost digits; 0 when it cannot be read."""
     text = layout.first_arrival if layout.unit == "iso" else ""
-    row = connection.execute("SELECT epoch_ns(TRY_CAST(? AS TIMESTAMP_NS))", [text]).fetchone()
+    row = connection.execute("SELECT epoch_us(TRY_CAST(? AS TIMESTAMPTZ))", [text]).fetchone()
     return int(row[0] or 0)
 
 
@@ -181,6 +181,10 @@ def _gzip_problem(path: Path) -> str:
 def _unreadable(message: str, name: str) -> Finding:
     """A sentence for what DuckDB could not read."""
     first = message.splitlines()[0]
+    if "Out of Memory" in first:
+        return Finding(
+            name, f"does not fit: {first}", "free space in the temporary folder for the columns of the trace"
+        )
     place = next((f"{name}:{line.split(':')[-1].strip()}" for line in message.splitlines() if "Line:" in line), name)
     if "unicode" in message.lower() or "utf-8" in message.lower():
         return Finding(place, "not text: bytes that are not UTF-8", "a CSV or JSONL text file, gzip or not")
