@@ -14,7 +14,8 @@ Row = tuple[str, float, float, float, float, bool]
 HEADER = """# Published numbers
 
 Each is a test in `tests/published`, with its source; beyond the limit (relative error) the test fails. PrfaaS stands for
-Prefill-as-a-Service: its profile of 8xH20 is not published, a line through two of its rates stands in for it. Written by `benchmarks/published_numbers.py`.
+Prefill-as-a-Service: its profile of 8xH20 is not published, a line through two of its rates stands in for it.
+Written by `benchmarks/published_numbers.py`.
 """
 
 
