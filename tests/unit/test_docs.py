@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,14 @@ def test_worked_examples(page: str) -> None:
     said: list[str] = []
     doctest.DocTestRunner(verbose=False).run(test, out=said.append)
     assert not said, "".join(said)
+
+
+def test_every_law_names_a_test_that_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (DOCS / "invariants.md").read_text(encoding="utf-8"))
+    assert len(named) > 30
+    missing = [
+        f"{file}::{test}"
+        for file, test in named
+        if not (DOCS.parent / file).exists() or f"def {test}(" not in (DOCS.parent / file).read_text(encoding="utf-8")
+    ]
+    assert not missing
