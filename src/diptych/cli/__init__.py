@@ -7,6 +7,7 @@ import sys
 import typer
 
 from diptych.cli import catalog
+from diptych.cli.explain import explain
 from diptych.cli.output import err, report_error
 from diptych.cli.validate import validate
 from diptych.cli.workload import workload
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(catalog.app, name="catalog")
 app.command()(validate)
+app.command()(explain)
 app.command()(workload)
 
 

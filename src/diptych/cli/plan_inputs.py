@@ -26,6 +26,7 @@ T = TypeVar("T")
 EXAMPLE_SLO = 'a text such as "ttft_p90<2s, tpot_p90<50ms"'
 _PER = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZES = ("tp", "pp", "ep", "dp")
+_SHOWN = ("as_json", "quiet")
 _FORMATS = ("weights", "activations", "kv")
 
 
@@ -105,7 +106,7 @@ def read_request(
     catalog = reader.attempt("--catalog", Catalog.load, *(given.get("catalog") or ())) or Catalog.load()
     pins = _pins(reader)
     _goal(reader, rate, workload)
-    out = Path(given["out"]) if given.get("out") else None
+    out = Path(given["out_folder"]) if given.get("out_folder") else None
     if out is not None and (finding := refusal(out)):
         reader.findings.append(finding)
     quality = given.get("quality") or "8bit"
@@ -250,34 +251,23 @@ def _parallelism(reader: Reader, role: str) -> str | None:
 def command_line(given: Mapping[str, Any]) -> str:
     """The command that asks the same question again, quoted for a shell."""
     words = ["diptych", "plan"]
-    for name, value in given.items():
-        for item in value if isinstance(value, list | tuple) else [value]:
-            if item is None or item is False or name in ("json", "quiet"):
-                continue
-            words += [flag(name)] if item is True else [flag(name), shlex.quote(str(item))]
+    for name, value in asked(given).items():
+        for item in value if isinstance(value, list) else [value]:
+            words += [flag(name), shlex.quote(str(item))]
     return " ".join(words)
+
+
+def asked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that were given, but those that only say how to show the answer; a repeated one as a list."""
+    named = {"out" if name == "out_folder" else name: value for name, value in given.items() if name not in _SHOWN}
+    return {name: list(value) if isinstance(value, list | tuple) else value for name, value in named.items() if value}
 
 
 def recorded(given: Mapping[str, Any]) -> dict[str, Any]:
     """What was read: the flags, and the size and SHA-256 of every local file they name."""
-    flags = {
-        name: _plain(value)
-        for name, value in given.items()
-        if value not in (None, [], ()) and name not in ("json", "quiet")
-    }
     named = [given.get("workload"), given.get("model"), given.get("prices"), *(given.get("catalog") or ())]
     files = [_fingerprint(path) for path in map(_file, named) if path is not None]
-    return {"flags": flags, "files": files}
-
-
-def _plain(value: Any) -> Any:
-    return (
-        [str(item) for item in value]
-        if isinstance(value, list | tuple)
-        else str(value)
-        if isinstance(value, Path)
-        else value
-    )
+    return {"flags": asked(given), "files": files}
 
 
 def _file(name: Any) -> Path | None:

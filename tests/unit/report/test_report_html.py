@@ -119,6 +119,7 @@ def test_every_chart_has_a_description_and_its_numbers(page: Page) -> None:
     drawings = [a for a in page.all("div") if a.get("role") == "img"]
     assert len(figures) == len(drawings) == len(page.all("details")) >= 9
     assert all(len(a.get("aria-label") or "") > 20 for a in drawings)
+    assert all("open" in a for a in page.all("details")), "without scripts the numbers are in sight"
 
 
 def test_ids_are_unique(page: Page) -> None:
