@@ -156,7 +156,7 @@ class _Overlay:
         base = self.catalog.find_accelerator(like or name)
         label = f"accelerators.{name}"
         if like and base is None:
-            hint = did_you_mean(like, list(self.catalog.accelerators))
+            hint = did_you_mean(like, self.catalog.accelerator_names)
             self.findings.append(Finding(where, f"{label}.like: unknown accelerator {like!r}", hint=hint))
             return
         if base is None and not self._need(label, values, ("memory", "memory_bandwidth", "compute"), where):
@@ -217,7 +217,7 @@ class _Overlay:
     def _offer(self, label: str, values: dict[str, Any], where: str) -> None:
         accelerator = self.catalog.find_accelerator(values["accelerator"])
         if accelerator is None:
-            hint = did_you_mean(values["accelerator"], list(self.catalog.accelerators))
+            hint = did_you_mean(values["accelerator"], self.catalog.accelerator_names)
             self.findings.append(Finding(where, f"{label}: unknown accelerator {values['accelerator']!r}", hint=hint))
             return
         given = {key: value for key, value in values.items() if key not in (*ORIGIN, "book")}

@@ -46,6 +46,8 @@ def _is_plain(value: Any) -> bool:
 def _positive(number: float, shown: Any) -> float:
     if not number > 0:
         raise ValueError(f"{shown!r} is not above zero")
+    if not math.isfinite(number):
+        raise ValueError(f"{shown!r} is not a finite number")
     return number
 
 

@@ -17,6 +17,8 @@ MAX_NODES = 100_000
 
 _SCALARS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp"))
 
+_COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -107,6 +109,8 @@ class _Builder:
             raise InvalidCatalog(
                 Finding(where, f"aliases unfold to more than {MAX_NODES:,} values", "a plain catalog file")
             )
+        if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
+            self.findings.append(Finding(where, f"tag {node.tag} is not read", "a plain list or mapping"))
         if isinstance(node, yaml.MappingNode):
             return Node(self._mapping(node, depth), where)
         if isinstance(node, yaml.SequenceNode):
