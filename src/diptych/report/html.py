@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from diptych.planner.plan import BoundaryPlan, Option, Plan
 from diptych.report import words
@@ -63,7 +63,7 @@ def render(plan: Plan, command: str = "") -> str:
             plan_json=embedded_json(plan.to_dict()),
             charts_json=embedded_json(_specs(groups)),
             charts=groups,
-            headline=words.headline(plan),
+            headline=_unbroken(words.headline(plan)),
             purpose=words.purpose(plan),
             warnings=[words.advice(text) for text in plan.warnings],
             facts=facts(plan),
@@ -174,6 +174,14 @@ def _latency_fact(plan: Plan, metric: str) -> Fact:
     trust = f"{latency.trust.basis} ± {words.percent(latency.trust.band)}"
     note = f"limit {format_seconds(limit.limit)}, {trust}" if limit else trust
     return Fact(f"{metric.upper()} {name}", format_seconds(value), _glued(note))
+
+
+def _unbroken(text: str) -> Markup:
+    """Text whose hyphenated names stay on one line."""
+    parts = (
+        Markup('<span class="name">{}</span>').format(word) if "-" in word else escape(word) for word in text.split(" ")
+    )
+    return Markup(" ").join(parts)
 
 
 def _glued(text: str) -> str:
