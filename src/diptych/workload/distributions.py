@@ -40,6 +40,15 @@ class TruncatedLogNormal:
     low: float
     high: float
 
+    def __post_init__(self) -> None:
+        """Raises `ValueError` unless the bounds hold a share of the log-normal that arithmetic can tell from none."""
+        if not (self.sigma > 0 and 0 < self.low < self.high and math.isfinite(self.mu + self.sigma + self.high)):
+            raise ValueError("a log-normal needs sigma above zero and 0 < low < high")
+        if self._mass(self.low, self.high) < 1e-6:
+            raise ValueError(
+                f"a log-normal of mu {self.mu:g}, sigma {self.sigma:g} has nothing from {self.low:g} to {self.high:g}"
+            )
+
     @property
     def mean(self) -> float:
         """Mean length in tokens."""

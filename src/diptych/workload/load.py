@@ -6,7 +6,7 @@ import csv
 import gzip
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 from diptych.errors import Finding, InvalidInput, InvalidTrace, did_you_mean
 from diptych.units import parse_count
 from diptych.workload.arrivals import rescale
+from diptych.workload.checks import MAX_TOKENS
 from diptych.workload.distributions import TruncatedLogNormal, independent, read_quantiles
 from diptych.workload.formats import Layout, detect
 from diptych.workload.lengths import Lengths
@@ -182,6 +183,7 @@ def _fixed(text: str) -> Workload:
     sizes = _counts(dict(zip(("isl", "osl"), match.groups(), strict=True))) if match else {}
     if not sizes:
         raise InvalidInput(Finding("--workload", f"cannot read fixed:{text}", "fixed:ISLxOSL, such as fixed:2048x128"))
+    _in_reach(sizes, ("isl", "osl"))
     return Workload(f"fixed:{text}", Lengths.fixed(sizes["isl"], sizes["osl"]), _unknown_rate(), 0, "as given")
 
 
@@ -194,12 +196,12 @@ def _lognormal(text: str) -> Workload:
         expected = "lognormal:mu=9.9,sigma=1,low=128,high=131072,osl=1024"
         raise InvalidInput(Finding("--workload", f"lognormal: {', '.join(problems)}", expected))
     sizes = _counts(values)
-    if sizes["sigma"] <= 0 or not 1 <= sizes["low"] < sizes["high"] or sizes["osl"] < 1:
-        raise InvalidInput(
-            Finding("--workload", f"lognormal:{text} is no distribution", "sigma > 0, 1 ≤ low < high, osl ≥ 1")
-        )
-    prompts = TruncatedLogNormal(sizes["mu"], sizes["sigma"], sizes["low"], sizes["high"])
-    return Workload(f"lognormal:{text}", prompts.lengths(sizes["osl"]), _unknown_rate(), 0, "as given")
+    osl = _in_reach(sizes, ("low", "high", "osl"))["osl"]
+    try:
+        prompts = TruncatedLogNormal(sizes["mu"], sizes["sigma"], sizes["low"], sizes["high"])
+    except ValueError as error:
+        raise InvalidInput(Finding("--workload", f"lognormal:{text}: {error}", FORMS)) from None
+    return Workload(f"lognormal:{text}", prompts.lengths(osl), _unknown_rate(), 0, "as given")
 
 
 def _counts(texts: Mapping[str, str]) -> dict[str, float]:
@@ -212,6 +214,15 @@ def _counts(texts: Mapping[str, str]) -> dict[str, float]:
     if findings:
         raise InvalidInput(findings)
     return values
+
+
+def _in_reach(sizes: dict[str, float], keys: Sequence[str]) -> dict[str, float]:
+    """The sizes, if each is a number of tokens that a model can have."""
+    wrong = [Finding("--workload", f"{key} of {sizes[key]:g} tokens", f"1 to {MAX_TOKENS:,} tokens")
+             for key in keys if not 1 <= sizes[key] <= MAX_TOKENS]  # fmt: skip
+    if wrong:
+        raise InvalidInput(wrong)
+    return sizes
 
 
 def _unknown_rate() -> Arrivals:
