@@ -115,3 +115,11 @@ def test_plan_json(name: str) -> None:
     made = {"heterogeneous": heterogeneous_plan, "colocated": colocated_plan, "hostile": hostile_plan}[name]()
     same(f"plan_{name}.json", as_json(made.to_dict()))
     assert Plan.load(FOLDER / f"plan_{name}.json") == made
+
+
+def test_notebook_shows_the_plan_and_escapes_its_names() -> None:
+    shown = heterogeneous_plan()._repr_html_()
+    assert shown.count("<tr>") == 1 + 4
+    assert "35.50" in shown
+    assert "<script" not in hostile_plan()._repr_html_()
+    assert "&lt;script&gt;" in hostile_plan()._repr_html_()
