@@ -104,9 +104,9 @@ def test_any_json_object_is_a_model_or_findings(config: dict[str, Any]) -> None:
 @given(MODELS, st.data())
 @settings(max_examples=200)
 def test_a_damaged_config_of_any_family_never_crashes(model: Model, data: st.DataObject) -> None:
-    from diptych.catalog.load import _DATA
+    from diptych.catalog.load import DATA
 
-    config = json.loads((_DATA / "models" / f"{model.name}.json").read_text(encoding="utf-8"))["config"]
+    config = json.loads((DATA / "models" / f"{model.name}.json").read_text(encoding="utf-8"))["config"]
     part = config.get("text_config", config)
     for key in data.draw(st.lists(st.sampled_from(sorted(part)), max_size=3)):
         part[key] = data.draw(VALUES)

@@ -34,7 +34,7 @@ from diptych.catalog.provenance import Confidence, Provenance
 from diptych.errors import Finding, InvalidCatalog
 from diptych.units import GB, TFLOPS
 
-_DATA = files("diptych.catalog") / "data"
+DATA = files("diptych.catalog") / "data"
 
 _PEAKS = {
     "fp32_tflops": Dtype.FP32,
@@ -73,13 +73,13 @@ def builtin_catalog() -> Catalog:
 
 
 def _rows(name: str) -> list[dict[str, str]]:
-    raw = (_DATA / name).read_bytes()
+    raw = (DATA / name).read_bytes()
     text = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode("utf-8")
     return list(csv.DictReader(io.StringIO(text)))
 
 
 def _yaml(name: str) -> Mapping[str, Mapping[str, Any]]:
-    loaded: Mapping[str, Mapping[str, Any]] = yaml.load((_DATA / name).read_bytes(), Loader=yaml.CSafeLoader)
+    loaded: Mapping[str, Mapping[str, Any]] = yaml.load((DATA / name).read_bytes(), Loader=yaml.CSafeLoader)
     return loaded
 
 
@@ -170,7 +170,7 @@ def _tiers() -> dict[str, MemoryTier]:
 def _models() -> dict[str, Model]:
     aliases = _yaml("model_aliases.yaml")
     found = {}
-    for entry in sorted((_DATA / "models").iterdir(), key=lambda item: item.name):
+    for entry in sorted((DATA / "models").iterdir(), key=lambda item: item.name):
         row = json.loads(entry.read_text(encoding="utf-8"))
         found[row["name"]] = model_from_config(
             row["config"],

@@ -106,6 +106,20 @@ def test_kimi_linear_is_a_hybrid() -> None:
     assert model.kv_bytes_per_token(Dtype.BF16) == (16 + 4) * 2
 
 
+def test_layers_named_one_by_one() -> None:
+    mamba = {"mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 1, "conv_kernel": 4}
+    config = {key: value for key, value in PLAIN.items() if key != "num_hidden_layers"}
+    alone = {**config, **mamba, "model_type": "nemotron_h", "layers_block_type": ["mamba", "mlp", "attention", "mlp"]}
+    model = model_from_config(alone, "m", "c")
+    assert model.num_layers == 4
+    assert all((group.mixer is None) != (group.mlp is None) for group in model.layers)
+    paired = model_from_config(
+        {**alone, "model_type": "granitemoehybrid", "layers_block_type": ["mamba", "attention"]}, "m", "c"
+    )
+    assert all(group.mixer and group.mlp for group in paired.layers)
+    assert paired.state_bytes == (4 * 8 * 16 + 3 * (32 + 2 * 16)) * 2
+
+
 def test_experts_every_other_layer_counted_as_qwen_and_deepseek_count() -> None:
     moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     qwen = build(**moe, decoder_sparse_step=2, mlp_only_layers=[3])
@@ -163,6 +177,7 @@ def test_all_missing_fields_are_said_at_once() -> None:
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries; expected a list of 4"),
         ({"layer_types": "all"}, "layer_types is str"),
+        ({"layer_types": ["full_attention"] * 3 + ["telepathy"]}, "layer_types names telepathy"),
         ({"hybrid_override_pattern": "M*?"}, "3 letters for 4 layers and unknown ones: ?"),
         ({"block_configs": [{}]}, "block_configs has 1 entries"),
         ({"num_experts": 8, "moe_intermediate_size": 8}, "num_experts_per_tok"),
