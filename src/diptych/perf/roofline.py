@@ -107,6 +107,14 @@ class Roofline:
         prompts = np.where(tokens > 0, 1.0, 0.0)
         return self._time(worker, Step(tokens / dp, past, prompts, spread(in_flight, dp), context, tokens + in_flight))
 
+    def delivery(self, worker: Worker, step: Any) -> Array:
+        """Seconds of a TTFT as a client sees it that no step of the prompt holds, beside decode steps of `step` seconds.
+
+        HTTP, tokenising and streaming, and the decode steps for which an engine does not look at new requests.
+        """
+        factors = self.compiled(worker).factors
+        return np.asarray(factors.delivery + factors.delivery_steps * np.asarray(step, dtype=float))
+
     def warnings(self, worker: Worker) -> tuple[str, ...]:
         """What to know about this worker's numbers: transferred curves, refused tables, backends that disagree."""
         return self.compiled(worker).warnings
@@ -137,7 +145,7 @@ class Roofline:
 
     def _time(self, worker: Worker, step: Step) -> Timing:
         compiled = self.compiled(worker)
-        seconds = np.zeros(np.shape(step.rows)) + compiled.factors.host(step)
+        seconds = np.zeros(np.shape(step.rows)) + compiled.factors.host(step, worker.model.num_layers)
         for op in compiled.ops:
             seconds = seconds + op.seconds(step)
         flop, traffic = _totals(compiled.ops, step)
