@@ -91,11 +91,11 @@ def pareto_csv(plan: Plan) -> str:
 
 def designs_csv(plan: Plan) -> str:
     """The plan, the baselines and the runners-up, one a row: seconds, bytes/s, USD, watts."""
-    reasons = {other.option.label: other.why_not for other in plan.alternatives}
-    named = [(name, option, reasons.get(option.label, "")) for name, option in words.named_options(plan)]
-    shown = {option.label for _, option, _ in named}
-    named += [("runner-up", a.option, a.why_not) for a in plan.alternatives if a.option.label not in shown]
-    return _csv(_DESIGN_COLUMNS, [(name, *_design_row(option), why) for name, option, why in named])
+    named = [(name, option) for name, option in words.named_options(plan)]
+    named += [("runner-up", other.option) for other in words.runners_up(plan)]
+    reasons = [words.reason_against(plan, option) for _, option in named]
+    rows = [(name, *_design_row(option), why) for (name, option), why in zip(named, reasons, strict=True)]
+    return _csv(_DESIGN_COLUMNS, rows)
 
 
 _DESIGN_COLUMNS = (

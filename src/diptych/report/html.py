@@ -126,6 +126,7 @@ def _environment() -> Environment:
         plural=words.plural,
         sentence=words.sentence,
         member_line=words.member_line,
+        rented=words.rented,
         formats=words.formats,
         wire=words.wire,
         trust=words.trust,
@@ -191,26 +192,17 @@ def _glued(text: str) -> str:
 
 def compared(plan: Plan) -> tuple[Row, ...]:
     """The answer, the baselines that are always shown, then other runners-up: each design once."""
-    reasons = {other.option.label: other.why_not for other in plan.alternatives}
-    rows = [
-        _row(plan, name[0].upper() + name[1:], option, reasons.get(option.label, ""))
-        for name, option in words.named_options(plan)
-    ]
-    shown = {row.option.label for row in rows}
-    rows += [
-        _row(plan, "Runner-up", other.option, other.why_not)
-        for other in plan.alternatives
-        if other.option.label not in shown
-    ]
-    return tuple(rows)
+    named = words.named_options(plan)
+    rows = [_row(plan, name[0].upper() + name[1:], option) for name, option in named]
+    return (*rows, *(_row(plan, "Runner-up", other.option) for other in words.runners_up(plan)))
 
 
-def _row(plan: Plan, name: str, option: Option, why_not: str) -> Row:
+def _row(plan: Plan, name: str, option: Option) -> Row:
     lines = words.fleet_lines(option)
-    if option.label == plan.best.label:
+    if option == plan.best:
         return Row(name, option, lines, why_not="", saves="", chosen=True)
     share = 1 - plan.best.usd_per_hour / option.usd_per_hour if option.usd_per_hour else 0.0
-    return Row(name, option, lines, why_not, words.percent(share), chosen=False)
+    return Row(name, option, lines, words.reason_against(plan, option), words.percent(share), chosen=False)
 
 
 def _latencies(best: Option) -> tuple[tuple[str, Any], ...]:

@@ -84,7 +84,8 @@ def _role(name: str) -> Text:
 
 
 def _formats(pool: PoolPlan) -> str:
-    return f"{words.formats(pool.members[0])}, {pool.members[0].engine}, {words.trust(pool.trust)}"
+    rented = "".join(f"\n{line}" for member in pool.members if (line := words.rented(member)))
+    return f"{words.formats(pool.members[0])}, {pool.members[0].engine}, {words.short_trust(pool.trust)}{rented}"
 
 
 def _numbers(plan: Plan) -> Group:
@@ -126,18 +127,15 @@ def _limit(plan: Plan, metric: str) -> str:
 def _compared(plan: Plan) -> Table:
     """The answer and the baselines, always; then the next best designs up to `MOST_ROWS` runners-up."""
     rows = table("fleet", "USD/h", "USD/Mtok\noutput", "TTFT", "TPOT", "plan\nsaves")
-    named = words.named_options(plan)
-    shown = {option.label for _, option in named}
-    for name, option in named:
+    for name, option in words.named_options(plan):
         _add_option(rows, name, option, plan)
-    others = [other for other in plan.alternatives if other.option.label not in shown][:MOST_ROWS]
-    for other in others:
+    for other in words.runners_up(plan)[:MOST_ROWS]:
         _add_option(rows, "runner-up", other.option, plan)
     return rows
 
 
 def _add_option(rows: Table, name: str, option: Option, plan: Plan) -> None:
-    lines = Text(name, style="bold" if option is plan.best else "")
+    lines = Text(name, style="bold" if option == plan.best else "")
     for line in words.fleet_lines(option):
         lines.append(f"\n{line}", style="dim")
     share = 1 - plan.best.usd_per_hour / option.usd_per_hour if option.usd_per_hour else 0.0
@@ -147,7 +145,7 @@ def _add_option(rows: Table, name: str, option: Option, plan: Plan) -> None:
         format_usd(option.usd_per_mtok_output),
         format_seconds(option.ttft.p90),
         format_seconds(option.tpot.p90),
-        "" if option is plan.best else words.percent(share),
+        "" if option == plan.best else words.percent(share),
     )
 
 

@@ -10,6 +10,7 @@ from diptych.design.boundary import Codec, Placement
 from diptych.errors import InvalidInput
 from diptych.metrics.slo import SLO, Objective
 from diptych.planner.plan import (
+    Alternative,
     BoundaryPlan,
     Goal,
     Latency,
@@ -165,8 +166,26 @@ def pool_line(pool: PoolPlan) -> str:
 
 
 def fleet_lines(option: Option) -> tuple[str, ...]:
-    """The pools of a fleet, one line each, under their roles."""
-    return tuple(f"{pool.role} {pool_line(pool)}" for pool in option.pools)
+    """A fleet in short lines: its pools under their roles with their formats, and the link between them."""
+    pools = tuple(f"{pool.role} {pool_line(pool)} {short_formats(pool.members[0])}" for pool in option.pools)
+    link = option.boundary
+    return (*pools, f"over {link.link}, KV {link.wire}, {link.ownership}") if link else pools
+
+
+def short_formats(member: MemberPlan) -> str:
+    """`fp8`, `int4/bf16`, `fp8 (KV bf16)`."""
+    same = member.weights is member.activations
+    compute = str(member.weights) if same else f"{member.weights}/{member.activations}"
+    return compute if same and member.kv is member.weights else f"{compute} (KV {member.kv})"
+
+
+def rented(member: MemberPlan) -> str:
+    """`2 × p5.48xlarge of aws, 4 accelerators idle`; empty when no offer is named."""
+    if not member.offer:
+        return ""
+    idle = f", {plural(member.idle_accelerators, 'accelerator')} idle" if member.idle_accelerators else ""
+    source = f" of {member.provider}" if member.provider and member.provider != member.offer else ""
+    return f"{member.instances} × {member.offer}{source}{idle}"
 
 
 def wire(boundary: BoundaryPlan) -> str:
@@ -270,10 +289,24 @@ def named_options(plan: Plan) -> tuple[tuple[str, Option], ...]:
         ("best homogeneous disaggregated", plan.disaggregated),
         ("best heterogeneous", plan.heterogeneous),
     )
-    seen: dict[str, tuple[str, Option]] = {}
+    seen: list[tuple[str, Option]] = []
     for name, option in named:
         if option is None:
             continue
-        known = seen.get(option.label)
-        seen[option.label] = (f"{known[0]}, {name}" if known else name, option)
-    return tuple(seen.values())
+        known = next((index for index, (_, other) in enumerate(seen) if other == option), None)
+        if known is None:
+            seen.append((name, option))
+        else:
+            seen[known] = (f"{seen[known][0]}, {name}", option)
+    return tuple(seen)
+
+
+def runners_up(plan: Plan) -> tuple[Alternative, ...]:
+    """The alternatives that are not already among the named options."""
+    named = [option for _, option in named_options(plan)]
+    return tuple(other for other in plan.alternatives if other.option not in named)
+
+
+def reason_against(plan: Plan, option: Option) -> str:
+    """Why an option is not the plan, where the plan says so."""
+    return next((other.why_not for other in plan.alternatives if other.option == option), "")

@@ -339,6 +339,7 @@ def colocated_plan() -> Plan:
             (Savings("the best homogeneous disaggregated fleet", "2 × H100", 0.18, 0.18),
              Savings("the best heterogeneous fleet", plan.best.label, 0.04, 0.04)),
         ),
+        alternatives=plan.alternatives[:2],
         warnings=(),
         sensitivity=(),
     )  # fmt: skip
