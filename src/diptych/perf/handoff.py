@@ -92,9 +92,9 @@ def handoff(
 
     `link` is the path when NIC shares are known (`path(...)`), else the boundary's link over the workers' own NICs. Push streams
     during prefill when the boundary says so; pull waits for the whole prefill and a `round_trip`, then transfers. Prompts that
-    stay local (colocated, or below a conditional boundary's length) cost and hold nothing. `host_bandwidth` (bytes/s) is where
-    a transfer-adjacent conversion runs; the prefill side's PCIe by default, its memory where that is
-    shared with the host.
+    stay local (colocated, or below a conditional boundary's length) cost and hold nothing. Each decode rank receives its own copy
+    of a shared latent (MLA), as engines do it. `host_bandwidth` (bytes/s) is where a transfer-adjacent conversion runs; the
+    prefill side's PCIe by default, its memory where that is shared with the host.
     """
     tokens, prefill = np.broadcast_arrays(np.asarray(tokens, dtype=float), np.asarray(prefill, dtype=float))
     away = _handed_off(boundary, tokens)
@@ -102,7 +102,7 @@ def handoff(
     model, wire = prefill_worker.model, boundary.representation.wire
     tp = (prefill_worker.parallelism.tp, decode_worker.parallelism.tp)
     route = link or path(prefill_worker, decode_worker, boundary.link)
-    size = np.where(away, wire_bytes(model, tokens, wire, *tp, held=held), 0.0)
+    size = np.where(away, wire_bytes(model, tokens, wire, *tp, held=held, latent_copies=tp[1]), 0.0)
     transfer = transfer_seconds(route, size, pieces(model, sent, block, *tp))
     push = boundary.ownership is Ownership.PUSH
     overlap, steps = (boundary.overlap, chunks) if push else (Overlap.SERIAL, 1)

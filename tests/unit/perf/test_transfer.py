@@ -342,6 +342,15 @@ class TestHandoff:
         assert direct.transient_peak == 2 * size
         assert staged.transient_peak == 4 * size
 
+    def test_every_decode_rank_receives_its_own_latent_unless_attention_is_data_parallel(self) -> None:
+        model = model_of(MLA)
+        alone = handoff(worker(model), worker(model), self.boundary(), 1e5, 1.0)
+        tensor = handoff(worker(model, tp=8), worker(model, tp=8), self.boundary(), 1e5, 1.0)
+        data = handoff(worker(model, dp=8), worker(model, dp=8), self.boundary(), 1e5, 1.0)
+        assert tensor.wire_bytes == 8 * alone.wire_bytes
+        assert data.wire_bytes == alone.wire_bytes
+        assert tensor.transfer == pytest.approx(float(data.transfer))  # eight ports carry eight copies
+
     def test_conversion_is_charged_to_the_side_that_does_it(self) -> None:
         model = model_of(GQA)
         fp8, bf16 = worker(model, kv=Dtype.FP8), worker(model)
