@@ -87,9 +87,13 @@ def _extended(document: Node, findings: list[Finding]) -> list[Node]:
     findings.extend(
         Finding(part.where, "extends is not a file name", "a path or a list of paths")
         for part in parts
-        if not isinstance(part.value, str)
+        if not _is_file_name(part)
     )
-    return [part for part in parts if isinstance(part.value, str)]
+    return [part for part in parts if _is_file_name(part)]
+
+
+def _is_file_name(node: Node) -> bool:
+    return isinstance(node.value, str) and bool(node.value) and "\0" not in node.value
 
 
 class _Overlay:

@@ -66,7 +66,7 @@ def _read_text(path: Path, findings: list[Finding]) -> str | None:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         findings.append(Finding(str(path), error.strerror or str(error), "a CSV of prices"))
-    except UnicodeDecodeError:
+    except ValueError:  # UnicodeDecodeError, or a NUL in the path
         findings.append(Finding(str(path), "not UTF-8 text", "a CSV of prices"))
     return None
 

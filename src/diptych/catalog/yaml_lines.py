@@ -60,7 +60,7 @@ def read_yaml(path: Path, findings: list[Finding]) -> Node | None:
         return Node({}, f"{path}:1") if root is None else _Builder(str(path), findings).build(root)
     except OSError as error:
         findings.append(Finding(str(path), error.strerror or str(error), "a YAML or JSON file"))
-    except UnicodeDecodeError:
+    except ValueError:  # UnicodeDecodeError, or a NUL in the path
         findings.append(Finding(str(path), "not UTF-8 text", "a YAML or JSON file"))
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""

@@ -71,6 +71,13 @@ def test_a_directory_names_its_model(tmp_path: Path) -> None:
     assert Catalog.load().model(str(tmp_path / "my-model" / "config.json")) == model
 
 
+def test_a_local_directory_comes_before_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Catalog.load().model("mine/Llama-3.1-8B").num_layers == 32
+    write(tmp_path / "mine" / "Llama-3.1-8B", PLAIN)
+    assert Catalog.load().model("mine/Llama-3.1-8B").num_layers == 4
+
+
 def test_text_config_is_found_and_the_outer_quantisation_kept() -> None:
     outer = {"text_config": PLAIN, "quantization_config": {"quant_method": "fp8"}, "tie_word_embeddings": True}
     model = model_from_config(outer, "m", "c")
