@@ -135,7 +135,9 @@ def _others(plan: Plan) -> RenderableType:
     rows = table("design", "USD/h more", "why not", text=("why not",))
     for other in plan.alternatives:
         more = format_usd(other.usd_per_hour_more)
-        rows.add_row(Text("\n".join(words.fleet_lines(other.option))), more, Text(words.sentence(other.why_not)))
+        rows.add_row(
+            Text("\n".join(words.fleet_lines(other.option, brief=True))), more, Text(words.sentence(other.why_not))
+        )
     return rows
 
 

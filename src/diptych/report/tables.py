@@ -136,7 +136,7 @@ def _compared(plan: Plan) -> Table:
 
 def _add_option(rows: Table, name: str, option: Option, plan: Plan) -> None:
     lines = Text(name, style="bold" if option == plan.best else "")
-    for line in words.fleet_lines(option):
+    for line in words.fleet_lines(option, brief=True):
         lines.append(f"\n{line}", style="dim")
     share = 1 - plan.best.usd_per_hour / option.usd_per_hour if option.usd_per_hour else 0.0
     rows.add_row(

@@ -24,6 +24,7 @@ from diptych.planner.plan import (
 )
 from diptych.units import format_seconds, format_usd
 
+_LETTERS = {Role.PREFILL: "P", Role.DECODE: "D", Role.COLOCATED: ""}
 SERIES = ("heterogeneous", "homogeneous, disaggregated", "homogeneous, colocated")
 
 
@@ -165,9 +166,15 @@ def pool_line(pool: PoolPlan) -> str:
     return " + ".join(member_line(member) for member in pool.members)
 
 
-def fleet_lines(option: Option) -> tuple[str, ...]:
-    """A fleet in short lines: its pools under their roles with their formats, and the link between them."""
-    pools = tuple(f"{pool.role} {pool_line(pool)} {short_formats(pool.members[0])}" for pool in option.pools)
+def fleet_lines(option: Option, brief: bool = False) -> tuple[str, ...]:
+    """A fleet in short lines: its pools under their roles with their formats, and the link between them.
+
+    `brief` writes P and D for the roles, as in 3P5D.
+    """
+    pools = tuple(
+        f"{_LETTERS[pool.role] if brief else pool.role} {pool_line(pool)} {short_formats(pool.members[0])}".strip()
+        for pool in option.pools
+    )
     link = option.boundary
     return (*pools, f"over {link.link}, KV {link.wire}, {link.ownership}") if link else pools
 
