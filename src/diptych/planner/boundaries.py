@@ -69,6 +69,8 @@ class Boundaries:
 
     def of(self, prefill: Candidate, decode: Candidate, placement: Placement) -> Iterator[tuple[Boundary, Link]]:
         """(boundary, path) of every design of this pair and placement that keeps the rules, simplest first."""
+        if placement not in self.axes.placements:
+            return
         for link in self.links(prefill, decode, placement):
             route = path(prefill.worker, decode.worker, link, prefill.nic, decode.nic)
             for form in self.forms(prefill.worker.precision.kv, decode.worker.precision.kv, prefill, decode):

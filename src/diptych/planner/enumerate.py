@@ -39,7 +39,6 @@ TENSOR = (1, 2, 4, 8, 16, 32)
 PIPELINE = (1, 2, 4)
 DATA = (1, 2, 4, 8, 16, 32)
 BATCH_LIMITS = (0, 8, 16, 32, 64, 128, 256, 512)
-CHUNKS = (0, 512, 2048, 8192)
 RESIDENCIES = tuple(TierKind)
 
 
@@ -63,12 +62,32 @@ class Candidate:
         return -(-workers // (gpus // size))
 
     def usd_per_hour(self, workers: int) -> float:
+        """The bill of `workers` of these on instances of their own."""
         return self.instances(workers) * self.offer.usd_per_hour
+
+    def share_per_hour(self, workers: int) -> float:
+        """Their share of the bill of full instances: no packing costs less."""
+        return workers * self.worker.accelerators * self.offer.usd_per_gpu_hour
 
     @property
     def nic(self) -> float:
         """Bytes/s of one accelerator's share of the NIC; 0 when nobody says."""
         return self.offer.nic_bandwidth or self.worker.accelerator.nic_bandwidth
+
+
+def shared_instances(one: Candidate, workers: int, other: Candidate, others: int) -> int | None:
+    """Instances that hold both pools side by side; None when they cannot share.
+
+    Workers of one offer whose sizes are powers of two that divide the instance pack without a gap, largest first.
+    """
+    gpus = one.offer.gpus
+    if one.offer != other.offer or any(gpus % side.worker.accelerators for side in (one, other)):
+        return None
+    if max(one.worker.accelerators, other.worker.accelerators) % min(
+        one.worker.accelerators, other.worker.accelerators
+    ):
+        return None
+    return -(-(workers * one.worker.accelerators + others * other.worker.accelerators) // gpus)
 
 
 @dataclass
@@ -93,7 +112,7 @@ class Dropped:
 @dataclass(frozen=True)
 class RoleSpace:
     """The choices of one role. `raw` counts the product of its axes; `each` the designs one candidate stands for
-    (its batch limits, chunk budgets and residencies, which are not built)."""
+    (its batch limits and residencies, which are not built)."""
 
     role: Role
     candidates: tuple[Candidate, ...]
@@ -135,7 +154,7 @@ def role_space(ask: Ask, role: Role, setting: Setting) -> RoleSpace:
     dropped, candidates, raw = Dropped(), list[Candidate](), 0
     accelerators = accelerators_of(ask, role)
     precisions, shapes = tuple(_precisions(pins)), tuple(_shapes(pins))
-    each = _multiples(role)
+    each = len(BATCH_LIMITS)
     for accelerator in accelerators:
         offers = useful_offers(ask, accelerator)
         per_cell = max(len(offers), 1) * each * (len(RESIDENCIES))
@@ -190,10 +209,6 @@ def _beats(one: Offer, other: Offer) -> bool:
     """Same place, same size, no dearer, no slower network."""
     place = (one.provider, one.region, one.gpus) == (other.provider, other.region, other.gpus)
     return place and one.usd_per_hour <= other.usd_per_hour and one.nic_bandwidth >= other.nic_bandwidth
-
-
-def _multiples(role: Role) -> int:
-    return len(BATCH_LIMITS) * len(CHUNKS if role is Role.COLOCATED else (0,))
 
 
 def _precisions(pins: RolePins) -> Iterator[Precision]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,11 +14,11 @@ from diptych.design.boundary import Boundary
 from diptych.perf.decode_pool import normal_quantile
 from diptych.perf.estimate import Array
 from diptych.perf.handoff import Handoff, handoff
-from diptych.perf.transfer import link_load
+from diptych.perf.transfer import LinkLoad, link_load
 from diptych.planner.delay import Delay
-from diptych.planner.enumerate import Candidate
+from diptych.planner.enumerate import Candidate, shared_instances
 from diptych.planner.size import MOST_WORKERS, fewest, fluid
-from diptych.planner.stages import DecodeStage, Margins, PrefillStage, answer_seconds, kept
+from diptych.planner.stages import DecodeStage, Margins, PrefillStage, answer_seconds, kept, statistic
 
 FULL = 1 - 1e-9
 """A server this busy has an endless queue."""
@@ -70,38 +69,40 @@ class Meeting:
         theirs = np.asarray(decode_workers, dtype=float) * self.decode.worker.parallelism.dp
         return np.asarray(np.minimum(mine, theirs))
 
-    def link(self, rate: Any, prefill_workers: Any, decode_workers: Any) -> Any:
+    def link(self, rate: Any, prefill_workers: Any, decode_workers: Any) -> LinkLoad:
         """The queue before one path: utilisation, seconds, wait."""
         mean, variation, posted = self._wire
         return link_load(self.route, rate / self.paths(prefill_workers, decode_workers), mean, variation, posted)
 
     def delay(self, rate: Any, prefill_workers: Any, decode_workers: Any, extra: Any = 0.0) -> Delay:
         """TTFT: wait, prefill, conversion, the link's queue, what of the transfer is exposed; plus `extra`."""
+        return self._delay(rate, prefill_workers, self.link(rate, prefill_workers, decode_workers), extra)
+
+    def _delay(self, rate: Any, prefill_workers: Any, load: LinkLoad, extra: Any = 0.0) -> Delay:
         prefill_workers = np.asarray(prefill_workers, dtype=float)
-        load = self.link(rate, prefill_workers, decode_workers)
-        converting = 1.0 + self._busy[0] / self.first.pool.mean_service
-        alone = self.first.delay(rate * converting, prefill_workers, self.handoff.delay + extra)
+        alone = self.first.delay(rate * self._converting, prefill_workers, self.handoff.delay + extra)
         return Delay(alone.sure, alone.weight, alone.first, load.wait)
 
-    def margins(self, rate: Any, prefill_workers: Any, decode_workers: Any) -> Margins:
+    @cached_property
+    def _converting(self) -> float:
+        """How much more a prefill worker does per request because it also converts."""
+        return 1.0 + self._busy[0] / self.first.pool.mean_service
+
+    def margins(self, rate: float, prefill_workers: Any, decode_workers: Any) -> Margins:
         """How far inside every promise and every capacity this fleet is; counts broadcast."""
-        rate = np.asarray(rate, dtype=float)
-        prefill_workers, decode_workers = np.broadcast_arrays(
-            np.asarray(prefill_workers, dtype=float), np.asarray(decode_workers, dtype=float)
-        )
         slo = self.first.load.slo
         load = self.link(rate, prefill_workers, decode_workers)
         waiting = np.where(np.isfinite(load.wait.mean), load.wait.mean, 1e9)
         slower = self.slowdown(rate, decode_workers)
         margins = self.second.margins(rate, decode_workers, slower, self.reserved(rate, decode_workers, waiting))
-        delay = self.delay(rate, prefill_workers, decode_workers)
+        delay = self._delay(rate, prefill_workers, load)
         for goal in slo.of("ttft"):
-            margins[f"ttft_{_name(goal.quantile)}"] = delay.keeps(goal.quantile, goal.limit)
+            margins[f"ttft_{statistic(goal.quantile)}"] = delay.keeps(goal.quantile, goal.limit)
         if slo.of("e2e"):
-            tpot = self.second.state(rate, decode_workers).tpot_mean * slower
+            tpot = self.second.balance(rate, decode_workers)[0].tpot_mean * slower
             longer = Delay(delay.sure + answer_seconds(self.first.load, tpot), delay.weight, delay.first, delay.second)
             for goal in slo.of("e2e"):
-                margins[f"e2e_{_name(goal.quantile)}"] = longer.keeps(goal.quantile, goal.limit)
+                margins[f"e2e_{statistic(goal.quantile)}"] = longer.keeps(goal.quantile, goal.limit)
         margins["prefill memory"] = self.prefill_room(rate, prefill_workers, waiting)
         margins["prefill compute"] = FULL - self.prefill_utilisation(rate, prefill_workers)
         margins["link"] = FULL - load.utilisation
@@ -109,8 +110,7 @@ class Meeting:
 
     def prefill_utilisation(self, rate: Any, workers: Any) -> Array:
         """Busy share of a prefill worker, conversions included."""
-        converting = 1.0 + self._busy[0] / self.first.pool.mean_service
-        return self.first.pool.utilisation(np.asarray(rate) * converting, workers)
+        return self.first.pool.utilisation(rate * self._converting, workers)
 
     def slowdown(self, rate: Any, workers: Any) -> Array:
         """How much longer decode steps take because the workers also convert: 1/(1 − λ·c)."""
@@ -139,20 +139,37 @@ class Meeting:
         return np.asarray((self.first.kv_capacity - peak) / max(self.first.kv_capacity, 1.0))
 
     def usd_per_hour(self, prefill_workers: int, decode_workers: int) -> float:
+        """The bill: instances side by side where both pools may share them. Grows with both counts."""
+        shared = shared_instances(self.prefill, prefill_workers, self.decode, decode_workers)
+        if shared is not None:
+            return shared * self.prefill.offer.usd_per_hour
         return self.prefill.usd_per_hour(prefill_workers) + self.decode.usd_per_hour(decode_workers)
-
-    def kept(self, rate: float, prefill_workers: int, decode_workers: int) -> bool:
-        return bool(np.all(kept(self.margins(rate, prefill_workers, decode_workers))))
 
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """A meeting with its counts and its bill."""
+    """A meeting with its counts and its bill.
+
+    On `nodes` > 0 servers that each hold their part of both pools, requests stay on their server and each serves an equal share
+    of the rate; 0 joins the pools over the network.
+    """
 
     meeting: Meeting
     prefill_workers: int
     decode_workers: int
     usd_per_hour: float
+    nodes: int = 0
+
+    def part(self, rate: float) -> tuple[float, float, float]:
+        """(rate, prefill workers, decode workers) of what queues together: one server, or the whole fleet."""
+        groups = max(self.nodes, 1)
+        return rate / groups, self.prefill_workers / groups, self.decode_workers / groups
+
+    def margins(self, rate: float) -> Margins:
+        return self.meeting.margins(*self.part(rate))
+
+    def keeps(self, rate: float) -> bool:
+        return bool(np.all(kept(self.margins(rate))))
 
 
 def cheapest(
@@ -160,25 +177,32 @@ def cheapest(
 ) -> Sized | None:
     """The cheapest (N_P, N_D) of a meeting at `rate`, or None when none is below `below` USD/h.
 
-    `prefill_least` and `decode_least` are the counts that a free handoff would need. Feasibility is monotone in both counts, so
-    the fewest prefill workers fall as decode workers are added: a staircase. It is walked from the fewest decode workers up,
-    and left when even the fewest prefill workers beside the next step would cost no less than what was found.
+    `prefill_least` and `decode_least` are the counts that a free handoff would need; the link needs as many paths as it is busy.
+    Feasibility is monotone in both counts, so the fewest prefill workers fall as decode workers are added: a staircase. It is
+    walked from the fewest decode workers up, and left when even the fewest prefill workers beside the next step would cost no
+    less than what was found.
     """
-    if not _possible(meeting):
+    busy = float(meeting.link(rate, 1.0, 1.0).utilisation)
+    groups = (meeting.prefill.worker.parallelism.dp, meeting.decode.worker.parallelism.dp)
+    busy *= min(groups)  # seconds of transfer per second, over one path
+    least = max(prefill_least, fluid(busy / groups[0], 1.0)), max(decode_least, fluid(busy / groups[1], 1.0))
+    if meeting.usd_per_hour(*least) >= below or not _possible(meeting):
         return None
     best: Sized | None = None
-    for decode_workers in _steps(meeting, rate, decode_least):
-        floor = meeting.usd_per_hour(prefill_least, decode_workers)
-        if floor >= (best.usd_per_hour if best else below):
+    decode_workers = least[1]
+    while meeting.usd_per_hour(least[0], decode_workers) < (best.usd_per_hour if best else below):
+        limit = best.usd_per_hour if best else below
+        prefill_workers = _fewest_prefill(meeting, rate, decode_workers, least[0], limit)
+        if prefill_workers is not None:
+            best = Sized(
+                meeting, prefill_workers, decode_workers, meeting.usd_per_hour(prefill_workers, decode_workers)
+            )
+            if prefill_workers == least[0]:
+                break
+        following = decode_workers + 1 if best else _next_decode(meeting, rate, decode_workers + 1)
+        if following is None:
             break
-        prefill_workers = _fewest_prefill(meeting, rate, decode_workers, prefill_least)
-        if prefill_workers is None:
-            continue
-        cost = meeting.usd_per_hour(prefill_workers, decode_workers)
-        if cost < (best.usd_per_hour if best else below):
-            best = Sized(meeting, prefill_workers, decode_workers, cost)
-        if prefill_workers == prefill_least:
-            break
+        decode_workers = following
     return best
 
 
@@ -187,38 +211,84 @@ def _possible(meeting: Meeting) -> bool:
     sure = meeting.first.pool.service + meeting.handoff.delay
     weight = meeting.first.load.lengths.weight
     for goal in meeting.first.load.slo.of("ttft"):
-        value = float(sure @ weight) if goal.quantile is None else float(weight @ (sure <= goal.limit))
-        if value > goal.limit if goal.quantile is None else value < goal.quantile - 1e-12:
+        if goal.quantile is None:
+            if float(sure @ weight) > goal.limit:
+                return False
+        elif float(weight @ (sure <= goal.limit)) < goal.quantile - 1e-12:
             return False
     return True
 
 
-def _steps(meeting: Meeting, rate: float, decode_least: int) -> Iterator[int]:
-    """Decode counts worth trying: from the fewest that the link and memory allow even beside endless prefill workers."""
+def _fewest_prefill(meeting: Meeting, rate: float, decode_workers: int, start: int, below: float) -> int | None:
+    """The fewest prefill workers beside `decode_workers` whose bill stays below `below`; None when there are none."""
+    most = _affordable(meeting, decode_workers, below, start)
+    if most < start or not bool(
+        np.all(kept(meeting.margins(rate, math.inf if most >= MOST_WORKERS else most, decode_workers)))
+    ):
+        return None
+    return fewest(lambda workers: kept(meeting.margins(rate, workers, decode_workers)), start, most)
+
+
+def _affordable(meeting: Meeting, decode_workers: int, below: float, start: int) -> int:
+    """The most prefill workers with which the bill stays below `below`; MOST_WORKERS when it does not bound them."""
+    hourly = meeting.prefill.share_per_hour(1)
+    if math.isinf(below) or hourly <= 0:
+        return MOST_WORKERS
+    workers = min(math.ceil(below / hourly), MOST_WORKERS)
+    low = start - 1
+    while workers - low > 1:  # the bill grows with the count
+        middle = (low + workers) // 2
+        low, workers = (middle, workers) if meeting.usd_per_hour(middle, decode_workers) < below else (low, middle)
+    return low
+
+
+def cheapest_on_nodes(
+    meeting: Meeting, rate: float, prefill_least: int, decode_least: int, below: float = math.inf
+) -> Sized | None:
+    """The cheapest count of equal servers that each hold x prefill and y decode workers, over all x and y that fit.
+
+    Fewer workers than a pooled fleet needs never suffice, since splitting a queue only lengthens waits; so n ≥ N_P/x and N_D/y.
+    """
+    offer, sizes = meeting.prefill.offer, (meeting.prefill.worker.accelerators, meeting.decode.worker.accelerators)
+    if not _possible(meeting):
+        return None
+    best: Sized | None = None
+    for x in range(1, offer.gpus // sizes[0] + 1):
+        for y in range(1, (offer.gpus - x * sizes[0]) // sizes[1] + 1):
+            limit = best.usd_per_hour if best else below
+            start = max(-(-prefill_least // x), -(-decode_least // y))
+            most = MOST_WORKERS if math.isinf(limit) else math.ceil(limit / offer.usd_per_hour - 1e-9) - 1
+            nodes = _fewest_nodes(meeting, rate, x, y, start, min(most, MOST_WORKERS))
+            if nodes is not None:
+                best = Sized(meeting, nodes * x, nodes * y, nodes * offer.usd_per_hour, nodes)
+    return best
+
+
+def _fewest_nodes(meeting: Meeting, rate: float, x: int, y: int, start: int, most: int) -> int | None:
+    def keeps(nodes: int) -> bool:
+        return bool(np.all(kept(meeting.margins(rate / nodes, float(x), float(y)))))
+
+    if start > most or not keeps(most):
+        return None
+    low, high = start - 1, most
+    step = 1
+    while low + step < high and not keeps(low + step):
+        low, step = low + step, step * 2
+    high = min(low + step, high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if keeps(middle) else (middle, high)
+    return high
+
+
+def _next_decode(meeting: Meeting, rate: float, start: int) -> int | None:
+    """The fewest decode workers from `start` that TPOT, memory and link allow beside endless prefill workers."""
+    names = ("link", "decode memory")
 
     def keeps(workers: Array) -> Any:
-        margins = meeting.margins(rate, np.inf, workers)
-        names = ("link", "decode memory")
+        margins = meeting.margins(rate, math.inf, workers)
         return np.logical_and.reduce(
             [margins[name] >= 0 for name in margins if name in names or name.startswith("tpot")]
         )
 
-    slowest = meeting.link(rate, 1.0, 1.0).utilisation / meeting.decode.worker.parallelism.dp
-    first = fewest(keeps, max(decode_least, fluid(float(slowest), 1.0)))
-    if first is None:
-        return
-    yield from range(first, MOST_WORKERS)
-
-
-def _fewest_prefill(meeting: Meeting, rate: float, decode_workers: int, start: int) -> int | None:
-    """The fewest prefill workers beside `decode_workers`."""
-    slowest = float(meeting.link(rate, 1.0, 1.0).utilisation) / meeting.prefill.worker.parallelism.dp
-    begin = max(start, fluid(slowest, 1.0))
-    endless = meeting.margins(rate, np.inf, decode_workers)
-    if not bool(np.all(kept(endless))):
-        return None
-    return fewest(lambda workers: kept(meeting.margins(rate, workers, decode_workers)), begin)
-
-
-def _name(q: float | None) -> str:
-    return "mean" if q is None else f"p{q * 100:g}"
+    return fewest(keeps, start)

@@ -15,19 +15,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
+from diptych.catalog.interconnect import Link
 from diptych.design.axes import Role, Worker
-from diptych.design.boundary import Placement
+from diptych.design.boundary import Boundary, Placement
+from diptych.perf.estimate import Array
 from diptych.planner.ask import Ask
 from diptych.planner.boundaries import Boundaries
 from diptych.planner.enumerate import Candidate, RoleSpace
 from diptych.planner.floors import Floors
-from diptych.planner.meeting import Meeting, Sized, cheapest
+from diptych.planner.meeting import Meeting, Sized, cheapest, cheapest_on_nodes
 from diptych.planner.size import MOST_WORKERS, fluid
 from diptych.planner.stages import ColocatedStage, DecodeStage, Load, PrefillStage
 
@@ -144,7 +146,7 @@ def search(
     """
     found = Found()
     if ask.placement in (None, Placement.COLOCATED):
-        _search_together(tables, spaces[Role.COLOCATED].candidates, rate, found, ceiling, runners_up)
+        _search_together(tables, spaces[Role.COLOCATED].candidates, rate, found, ceiling, min(runners_up, 1))
     if ask.placement is not Placement.COLOCATED:
         _search_apart(ask, tables, boundaries, spaces, rate, found, ceiling, runners_up, progress)
     return found
@@ -182,16 +184,25 @@ class _Side:
         self.role, self.candidates, self.tables, self.rate = role, candidates, tables, rate
         self.exact = np.zeros(len(candidates), dtype=bool)
         self.counts = [self.tables.floor(role, c.worker, rate) for c in candidates]
-        self.costs = np.array([self._cost(i) for i in range(len(candidates))])
+        self.costs = np.array([self._cost(i, whole=True) for i in range(len(candidates))])
+        self.shares = np.array([self._cost(i, whole=False) for i in range(len(candidates))])
 
-    def _cost(self, index: int) -> float:
-        count = self.counts[index]
-        return math.inf if count is None or count > MOST_WORKERS else self.candidates[index].usd_per_hour(count)
+    def _cost(self, index: int, whole: bool) -> float:
+        """The bill on instances of its own, or its share of full ones where the other pool may fill the rest."""
+        count, candidate = self.counts[index], self.candidates[index]
+        if count is None or count > MOST_WORKERS:
+            return math.inf
+        return candidate.usd_per_hour(count) if whole else candidate.share_per_hour(count)
 
     def sharpen(self, index: int) -> None:
         """Replace a floor by the count the stage table needs."""
         self.counts[index] = self.tables.least(self.role, self.candidates[index].worker, self.rate)
-        self.costs[index], self.exact[index] = self._cost(index), True
+        self.costs[index], self.shares[index] = self._cost(index, whole=True), self._cost(index, whole=False)
+        self.exact[index] = True
+
+    def bounds(self, shared: bool) -> Array:
+        """What each candidate costs at least beside the other pool."""
+        return self.shares if shared else self.costs
 
 
 def _search_apart(
@@ -208,7 +219,7 @@ def _search_apart(
     sides = {role: _sides(role, spaces[role].candidates, tables, rate) for role in (Role.PREFILL, Role.DECODE)}
     anywhere = ask.pins.interconnect is not None
     work = sorted(
-        (float(p.costs.min() + d.costs.min()), *pair)
+        (float(p.bounds(pair[0] == pair[1]).min() + d.bounds(pair[0] == pair[1]).min()), *pair)
         for pair, p, d in (
             ((mine, theirs), sides[Role.PREFILL][mine], sides[Role.DECODE][theirs])
             for mine in sides[Role.PREFILL]
@@ -255,7 +266,9 @@ def _explore(
     limit: Callable[[], float],
 ) -> None:
     """Best first over the pairs of two accelerators at one place."""
-    bounds = prefill.costs[:, None] + decode.costs[None, :]
+    shared = key[0] == key[1]
+    mine, theirs = prefill.bounds(shared), decode.bounds(shared)
+    bounds = mine[:, None] + theirs[None, :]
     while True:
         flat = int(np.argmin(bounds))
         row, column = divmod(flat, bounds.shape[1])
@@ -263,10 +276,10 @@ def _explore(
             return
         if not prefill.exact[row]:
             prefill.sharpen(row)
-            bounds[row] = np.where(np.isinf(bounds[row]), np.inf, prefill.costs[row] + decode.costs)
+            bounds[row] = np.where(np.isinf(bounds[row]), np.inf, mine[row] + theirs)
         elif not decode.exact[column]:
             decode.sharpen(column)
-            bounds[:, column] = np.where(np.isinf(bounds[:, column]), np.inf, prefill.costs + decode.costs[column])
+            bounds[:, column] = np.where(np.isinf(bounds[:, column]), np.inf, mine + theirs[column])
         else:
             sized = size_pair(tables, boundaries, prefill, row, decode, column, found, limit())
             bounds[row, column] = math.inf
@@ -288,13 +301,24 @@ def size_pair(
     mine, theirs = prefill.candidates[row], decode.candidates[column]
     first, second = tables.prefill_stage(mine.worker), tables.decode_stage(theirs.worker)
     counts = prefill.counts[row] or 1, decode.counts[column] or 1
-    bound = mine.usd_per_hour(counts[0]) + theirs.usd_per_hour(counts[1])
+    bound = mine.share_per_hour(counts[0]) + theirs.share_per_hour(counts[1])
+    if mine.offer != theirs.offer:
+        bound = mine.usd_per_hour(counts[0]) + theirs.usd_per_hour(counts[1])
     best: Sized | None = None
-    for boundary, route in boundaries.of(mine, theirs, Placement.DISAGGREGATED):
+    for boundary, route in _choices(tables.ask, boundaries, mine, theirs):
         found.sized += 1
         limit = best.usd_per_hour if best else below
-        sized = cheapest(Meeting(mine, theirs, first, second, boundary, route), prefill.rate, *counts, limit)
+        size = cheapest_on_nodes if boundary.placement is Placement.SAME_NODE else cheapest
+        sized = size(Meeting(mine, theirs, first, second, boundary, route), prefill.rate, *counts, limit)
         best = sized or best
         if best is not None and best.usd_per_hour <= bound:
             break
     return best
+
+
+def _choices(ask: Ask, boundaries: Boundaries, mine: Candidate, theirs: Candidate) -> Iterator[tuple[Boundary, Link]]:
+    """Every boundary of a pair that keeps the rules, inside one server first when both pools fit in it."""
+    if mine.offer == theirs.offer and mine.worker.accelerators + theirs.worker.accelerators <= mine.offer.gpus:
+        yield from boundaries.of(mine, theirs, Placement.SAME_NODE)
+    if ask.placement is not Placement.SAME_NODE:
+        yield from boundaries.of(mine, theirs, Placement.DISAGGREGATED)

@@ -89,6 +89,7 @@ class DecodeStage:
         self.worker, self.load = worker, load
         self.pool = DecodePool(perf, worker, load.lengths)
         self.kv_capacity = self.pool.kv_capacity
+        self._known: dict[tuple[float, float], tuple[DecodeState, tuple[Array, ...]]] = {}
 
     @property
     def capacity(self) -> float:
@@ -98,13 +99,25 @@ class DecodeStage:
     def state(self, rate: Any, workers: Any) -> DecodeState:
         return self.pool.at(rate, workers, self.load.cv2)
 
+    def balance(self, rate: Any, workers: Any) -> tuple[DecodeState, tuple[Array, ...]]:
+        """The state and the TPOT of each objective, remembered for single fleets: many meetings ask for the same."""
+        if np.ndim(rate) or np.ndim(workers):
+            return self._balance(rate, workers)
+        key = (float(rate), float(workers))
+        if key not in self._known:
+            self._known[key] = self._balance(*key)
+        return self._known[key]
+
+    def _balance(self, rate: Any, workers: Any) -> tuple[DecodeState, tuple[Array, ...]]:
+        goals = self.load.slo.of("tpot")
+        return self.state(rate, workers), tuple(self.tpot(rate, workers, goal.quantile) for goal in goals)
+
     def margins(self, rate: Any, workers: Any, slower: Any = 1.0, reserved: Any = 0.0) -> Margins:
         """TPOT and memory; `slower` stretches every step (conversions), `reserved` bytes are held beside the live KV."""
-        state = self.state(rate, workers)
+        state, tpots = self.balance(rate, workers)
         margins = {
-            f"tpot_{_statistic(goal.quantile)}": (goal.limit - self.tpot(rate, workers, goal.quantile) * slower)
-            / goal.limit
-            for goal in self.load.slo.of("tpot")
+            f"tpot_{statistic(goal.quantile)}": np.asarray((goal.limit - tpot * slower) / goal.limit)
+            for goal, tpot in zip(self.load.slo.of("tpot"), tpots, strict=True)
         }
         room = (self.kv_capacity - state.kv_bytes_p99 - reserved) / max(self.kv_capacity, 1.0)
         margins["decode memory"] = np.where(np.logical_or(state.feasible, room < 0), room, -1.0)
@@ -148,15 +161,15 @@ class ColocatedStage:
     def margins(self, rate: Any, workers: Any) -> Margins:
         state = self.pool.at(rate, workers, self.load.cv2)
         delay = Delay(state.ttft.sure, state.ttft.weight, state.ttft.wait, no_wait())
-        margins = {f"ttft_{_statistic(g.quantile)}": delay.keeps(g.quantile, g.limit) for g in self.load.slo.of("ttft")}
+        margins = {f"ttft_{statistic(g.quantile)}": delay.keeps(g.quantile, g.limit) for g in self.load.slo.of("ttft")}
         for goal in self.load.slo.of("tpot"):
             tpot = self.tpot(rate, workers, goal.quantile)
-            margins[f"tpot_{_statistic(goal.quantile)}"] = (goal.limit - tpot) / goal.limit
+            margins[f"tpot_{statistic(goal.quantile)}"] = (goal.limit - tpot) / goal.limit
         for goal in self.load.slo.of("e2e"):
             longer = Delay(
                 delay.sure + answer_seconds(self.load, state.tpot_mean), delay.weight, delay.first, delay.second
             )
-            margins[f"e2e_{_statistic(goal.quantile)}"] = longer.keeps(goal.quantile, goal.limit)
+            margins[f"e2e_{statistic(goal.quantile)}"] = longer.keeps(goal.quantile, goal.limit)
         room = (self.kv_capacity - state.kv_bytes_p99) / max(self.kv_capacity, 1.0)
         margins["memory"] = np.where(np.logical_or(state.feasible, room < 0), room, -1.0)
         return margins
@@ -177,5 +190,6 @@ def answer_seconds(load: Load, tpot: Any) -> Array:
     return np.asarray(np.asarray(tpot)[..., None] * np.maximum(load.lengths.osl - 1.0, 0.0))
 
 
-def _statistic(q: float | None) -> str:
+def statistic(q: float | None) -> str:
+    """'p90', or 'mean' for None."""
     return "mean" if q is None else f"p{q * 100:g}"
