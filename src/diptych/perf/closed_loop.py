@@ -17,6 +17,7 @@ from diptych.design.axes import Worker
 from diptych.perf.estimate import Array
 from diptych.perf.loop_play import Apart, Beside, Loop, LoopResult, PrefillStage, Protocol
 from diptych.perf.model import PerfModel
+from diptych.perf.speculative import seconds_per_token
 from diptych.perf.stepping import prompt_costs, stepping
 from diptych.workload.lengths import Lengths
 
@@ -48,7 +49,10 @@ def clients_for(concurrency: float) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class ColocatedTest:
-    """A load test of `workers` equal colocated workers, the clients spread evenly over them; mean lengths in tokens."""
+    """A load test of `workers` equal colocated workers, the clients spread evenly over them; mean lengths in tokens.
+
+    `drafts` tokens are drafted and verified per step.
+    """
 
     worker: Worker
     isl: float
@@ -57,12 +61,13 @@ class ColocatedTest:
     kv_bytes: float
     workers: int = 1
     protocol: Protocol = DEFAULT_PROTOCOL
+    drafts: int = 0
 
     def loop(self, perf: PerfModel) -> Loop:
         """The step times of one worker and its share of the clients."""
         clients, group = clients_for(self.concurrency / self.workers)
         lengths, context = _lengths(self.isl, self.osl)
-        batches, step = _decode_table(perf, self.worker, clients * group, context)
+        batches, step = _decode_table(perf, self.worker, clients * group, context, self.drafts)
         rules = stepping(self.worker)
         costs = prompt_costs(perf, self.worker, lengths, batches, context)
         most = max(np.floor(rules.budget / lengths.isl[0]), 1.0)
@@ -70,7 +75,7 @@ class ColocatedTest:
         seconds = np.arange(clients + 1) * group
         return Loop(
             clients, group, self.osl, np.interp(seconds, batches, step),
-            _room(self.worker, self.kv_bytes, context, group),
+            _room(self.worker, self.kv_bytes, self.isl, self.osl, group),
             PrefillStage(
                 np.interp(seconds, batches, np.maximum(extra, costs.extra[0])),
                 np.interp(seconds, batches, costs.extra[0] * most),
@@ -94,19 +99,20 @@ class DisaggregatedTest:
     decode_workers: int = 1
     transfer: float = 0.0
     protocol: Protocol = DEFAULT_PROTOCOL
+    drafts: int = 0
 
     def loop(self, perf: PerfModel) -> Loop:
         """The step times of both pools; the decode pool as one whose workers hold equal shares of the batch."""
         clients, group = clients_for(self.concurrency)
         lengths, context = _lengths(self.isl, self.osl)
-        batches, step = _decode_table(perf, self.decode, self.concurrency / self.decode_workers, context)
+        batches, step = _decode_table(perf, self.decode, self.concurrency / self.decode_workers, context, self.drafts)
         costs = prompt_costs(perf, self.prefill, lengths)
         most = max(np.floor(stepping(self.prefill).budget / lengths.isl[0]), 1.0)
         held = np.arange(clients + 1) * group / self.decode_workers
         flat = np.ones(clients + 1)
         return Loop(
             clients, group, self.osl, np.where(held > 0, np.interp(np.maximum(held, 1.0), batches, step), 0.0),
-            _room(self.decode, self.kv_bytes * self.decode_workers, context, group, self.decode_workers),
+            _room(self.decode, self.kv_bytes * self.decode_workers, self.isl, self.osl, group, self.decode_workers),
             PrefillStage(
                 flat * costs.alone[0, 0], flat * costs.packed[0, 0] * most, most, self.prefill_workers, 1.0, False, self.transfer
             ),
@@ -119,10 +125,10 @@ def _lengths(isl: float, osl: float) -> tuple[Lengths, float]:
     return Lengths.fixed(max(isl, 1.0), osl), isl + osl / 2.0
 
 
-def _decode_table(perf: PerfModel, worker: Worker, most: float, context: float) -> tuple[Array, Array]:
-    """Batches from 0 to `most` and the seconds of a step at each; no batch, no step."""
+def _decode_table(perf: PerfModel, worker: Worker, most: float, context: float, drafts: int) -> tuple[Array, Array]:
+    """Batches from 0 to `most` and the seconds of a token at each; no batch, no step."""
     batches = np.unique(np.concatenate([[0.0, 1.0, 2.0, 4.0], np.geomspace(1.0, max(most, 1.0), BATCH_POINTS)]))
-    seconds = np.maximum.accumulate(perf.decode(worker, np.maximum(batches, 1.0), context).seconds)
+    seconds = np.maximum.accumulate(seconds_per_token(perf, worker, np.maximum(batches, 1.0), context, drafts))
     return batches, np.where(batches > 0, seconds, 0.0)
 
 
@@ -131,7 +137,8 @@ def _steps(lengths: Lengths, budget: float) -> float:
     return float(np.ceil(lengths.isl[0] / budget))
 
 
-def _room(worker: Worker, kv_bytes: float, context: float, group: float, workers: int = 1) -> int:
-    """Played clients whose KV fits, at the mean context that engines fill their blocks with."""
-    held = float(worker.model.kv_bytes(context, worker.precision.kv))
-    return int(min(kv_bytes / max(held, 1.0), stepping(worker).sequences * workers) / group)
+def _room(worker: Worker, kv_bytes: float, isl: float, osl: float, group: float, workers: int = 1) -> int:
+    """Played clients whose KV fits: at their full length where the engine reserves it, else at their mean."""
+    rules = stepping(worker)
+    held = float(worker.model.kv_bytes(isl + (osl if rules.reserves else osl / 2), worker.precision.kv))
+    return int(min(kv_bytes / max(held, 1.0), rules.sequences * workers) / group)

@@ -25,12 +25,14 @@ class Protocol:
     """How a load test drives its loop.
 
     `rounds` requests per client, all clients starting at once; answer lengths uniform in [spread·longest, longest].
-    `turnaround` (s) passes between an answer and the next request reaching the engine.
+    `turnaround` (s) passes between an answer and the next request reaching the engine, which looks for new requests every
+    `poll` steps (always when idle).
     """
 
     rounds: int = 10
     spread: float = 1.0
     turnaround: float = 0.0
+    poll: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,11 @@ class Play:
         self.spans = np.array([s.steps * s.advances for s in stages])
         self.spread = np.array([loop.protocol.spread for loop in loops])
         self.longest = 2 * np.array([loop.osl for loop in loops]) / (1 + self.spread)
-        self.turnaround = np.array([loop.protocol.turnaround for loop in loops])
+        self.turnaround, self.poll = np.array([[loop.protocol.turnaround, loop.protocol.poll] for loop in loops]).T
         self.transfer = np.array([s.transfer for s in stages])
         workers = np.array([max(s.workers, 1) for s in stages])
         self.free_at = np.where(np.arange(workers.max()) < workers[:, None], 0.0, np.inf)
-        self.now, self.tick = np.zeros(rows), np.zeros(rows)
+        self.now, self.tick, self.seen = np.zeros(rows), np.zeros(rows), np.zeros(rows)
         self.arrival = np.full((rows, int(self.total.max()) + 2 * width), np.inf)
         self.arrival[:, :width] = np.where(np.arange(width) < clients[:, None], 0.0, np.inf)
         self.arrived, self.admitted, self.done = clients.copy(), np.zeros(rows, int), np.zeros(rows, int)
@@ -213,22 +215,27 @@ class Beside(Play):
     def turn(self) -> None:
         ready, pace = self.arrival[np.arange(len(self.where)), self.admitted], self.pace()
         waiting = (self.batch < self.room) & (self.admitted < self.total) & np.isfinite(ready)
-        prompts = waiting & (ready <= self.now + EPS)
+        looks = (self.batch == 0) | (np.abs(self.tick / self.poll - np.round(self.tick / self.poll)) < 1e-6)
+        self.seen = np.where(looks, self.now, self.seen)
+        prompts = waiting & (ready <= self.seen + EPS)
         self._prefill(np.flatnonzero(prompts), pace)
         decodes = np.flatnonzero(~prompts & (self.batch > 0))
-        # A prompt that comes while a step runs waits for its end.
-        with np.errstate(invalid="ignore", divide="ignore"):
-            until = np.where(waiting, np.maximum(np.ceil((ready - self.now) / pace - 1e-9), 1.0), np.inf)
-        ticks = np.minimum(self.next_end(), until)[decodes]
+        ticks = np.minimum(self.next_end(), np.where(waiting, self._next_look(ready, pace), np.inf))[decodes]
         self.advance(decodes, ticks * pace[decodes], ticks)
         idle = ~prompts & (self.batch == 0) & waiting
         self.now[idle] = np.maximum(self.now[idle], ready[idle])
         self.end()
 
+    def _next_look(self, ready: Array, pace: Array) -> Array:
+        """Steps until the engine next looks for requests after `ready`: the end of the running step, or a later poll."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            steps = np.maximum(np.ceil((ready - self.now) / pace - 1e-9), 1.0)
+        return np.asarray(np.ceil((self.tick + steps) / self.poll - 1e-9) * self.poll - self.tick)
+
     def _prefill(self, rows: Ints, pace: Array) -> None:
         if not len(rows):
             return
-        count = self.ready(rows, self.now[rows], self.room[rows] - self.batch[rows])
+        count = self.ready(rows, self.seen[rows], self.room[rows] - self.batch[rows])
         seconds, landed, fills = self.prompt_seconds(rows, count)
         ticks = self.spans[rows] * fills
         beside = ticks * pace[rows]

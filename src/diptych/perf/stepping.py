@@ -21,17 +21,19 @@ class Stepping:
     """How an engine fills its steps: prefill tokens per step and DP rank, whether decodes ride along, most sequences per rank.
 
     vLLM and TensorRT-LLM mix prompts into decode steps; SGLang runs a step of prompts alone while its decodes wait.
+    TensorRT-LLM admits a request only if its longest answer fits (`reserves`); the others fill blocks as answers grow.
     Defaults of vLLM V1's API server (8192 tokens, 1024 sequences), TensorRT-LLM (8192, 2048) and SGLang (8192, by memory).
     """
 
     budget: float
     mixes: bool
     sequences: float
+    reserves: bool = False
 
 
 _ENGINES = {
     "vllm": Stepping(8192, True, 1024),
-    "trtllm": Stepping(8192, True, 2048),
+    "trtllm": Stepping(8192, True, 2048, reserves=True),
     "sglang": Stepping(8192, False, 4096),
 }
 
@@ -44,6 +46,7 @@ def stepping(worker: Worker) -> Stepping:
         float(worker.max_batched_tokens or rules.budget) * ranks,
         rules.mixes,
         float(worker.max_batch) if worker.max_batch else rules.sequences * ranks,
+        rules.reserves,
     )
 
 

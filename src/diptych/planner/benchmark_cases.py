@@ -17,6 +17,7 @@ from diptych.design.axes import Parallelism, Precision, Worker
 from diptych.perf.loop_play import Protocol
 from diptych.perf.memory import kv_capacity
 from diptych.planner.benchmark_rows import Kind, Ranks, Row
+from diptych.planner.recipes import Recipe, recipes
 
 
 class Unanswerable(Exception):
@@ -35,6 +36,7 @@ class Case:
     protocol: Protocol
     prefill: Worker | None = None
     prefill_workers: int = 0
+    drafts: int = 0
     assumptions: tuple[str, ...] = field(default=())
 
     @property
@@ -91,9 +93,17 @@ def case_of(row: Row, catalog: Catalog) -> Case:
     precision = _precision(row, model, accelerator, engine, notes)
     isl, osl = _lengths(row, model, notes)
     worker, workers = _decode_worker(row, model, accelerator, precision, engine, notes)
-    spread, rounds = _load(row)
-    mean = (1.0 + spread) / 2.0 if spread >= SWEEP_SPREAD else 1.0
-    case = Case(row, worker, workers, isl * mean, osl * mean, Protocol(rounds, spread), None, 0, tuple(notes))
+    mean = (1.0 + SWEEP_SPREAD) / 2.0 if is_sweep(row) else 1.0
+    case = Case(
+        row,
+        worker,
+        workers,
+        isl * mean,
+        osl * mean,
+        _protocol(row, accelerator, engine),
+        drafts=_drafts(row, notes),
+        assumptions=tuple(notes),
+    )
     return _with_prefill(case) if row.kind is Kind.DISAGGREGATED else case
 
 
@@ -176,17 +186,39 @@ def _lengths(row: Row, model: Model, notes: list[str]) -> tuple[float, float]:
 SWEEP_SPREAD = 0.8
 
 
-def _load(row: Row) -> tuple[float, int]:
-    """(spread, rounds) of the load test behind a row.
+def is_sweep(row: Row) -> bool:
+    """Whether a row of the silicon sample comes from InferenceX's sweeps, by the form of its name."""
+    return re.search(r"cfg\d+$|^20\d\d_\d\d_\d\d_|_tp\d+_ep\d+_\d+$", row.reference) is not None
+
+
+def _protocol(row: Row, accelerator: Accelerator, engine: str) -> Protocol:
+    """The load test behind a row.
 
     InferenceX draws lengths uniformly from 0.8 to 1 of the nominal ones and sends 10 requests per client, all clients at once
-    (its benchmark scripts: --random-range-ratio 0.8, --num-prompts 10·concurrency, --request-rate inf). GPUStack's lab sends its
+    (its benchmark scripts: --random-range-ratio 0.8, --num-prompts 10·concurrency, --request-rate inf); its SGLang servers on
+    B200 look for requests every 10 steps, every 30 from 16 clients on (--scheduler-recv-interval). GPUStack's lab sends its
     whole dataset at once with natural lengths. Elsewhere lengths are fixed.
     """
     if row.source.startswith("GPUStack"):
-        return 0.0, 1 if (row.concurrency or 0) >= 16 else 10
-    swept = re.search(r"cfg\d+$|^20\d\d_\d\d_\d\d_|gap|_tp\d+_ep\d+_\d+$", row.reference) is not None
-    return (SWEEP_SPREAD, 10) if swept else (1.0, 10)
+        return Protocol(1 if (row.concurrency or 0) >= 16 else 10, 0.0)
+    if not is_sweep(row):
+        return Protocol(10, 1.0)
+    polls = engine == "sglang" and accelerator.name.startswith("B200") and row.kind is Kind.CLOSED
+    return Protocol(10, SWEEP_SPREAD, poll=(30.0 if (row.concurrency or 0) >= 16 else 10.0) if polls else 1.0)
+
+
+_DRAFTING = re.compile(r"1\.2\.0rc6\.post3")
+_DRAFTING_IMAGES = re.compile(r"sglang:v0\.5\.9-cu130$|sglang:v0\.5\.8-cu130-amd64")
+
+
+def _drafts(row: Row, notes: list[str]) -> int:
+    """Tokens drafted per step. Tables leave it out; the releases and images that InferenceX runs only with MTP tell it."""
+    if row.kind is not Kind.CLOSED or not is_sweep(row):
+        return 0
+    told = _DRAFTING.search(row.engine_version) or _DRAFTING_IMAGES.search(row.image)
+    if told:
+        notes.append(f"multi-token prediction, told by release {told[0]}")
+    return 3 if told and row.decode.dp <= 1 else 1 if told else 0
 
 
 def _decode_worker(
@@ -241,17 +273,60 @@ def _smallest(base: Worker, row: Row, notes: list[str]) -> Worker:
 
 
 def _with_prefill(case: Case) -> Case:
-    """The prefill side: as recorded, or under stated assumptions about what was not."""
+    """The prefill side: as recorded, by the run's recipe, or under stated assumptions."""
     row, notes = case.row, list(case.assumptions)
+    if row.prefill_workers and row.decode_workers and (row.prefill.tp or row.prefill.dp):
+        parallelism = _parallelism(row.prefill, case.decode.model, notes)
+        return _apart(case, parallelism, row.prefill_workers, case.decode.parallelism, row.decode_workers, 0, notes)
+    found = _recipe(case)
+    if found is not None:
+        recipe, note = found
+        drafts = recipe.drafts(row.concurrency or 0.0)
+        notes.append(note)
+        return _apart(
+            case, recipe.prefill, row.prefill_workers or recipe.prefill_workers, recipe.decode,
+            row.decode_workers or recipe.decode_workers, drafts, notes,
+        )  # fmt: skip
     if row.prefill.tp or row.prefill.dp:
         parallelism = _parallelism(row.prefill, case.decode.model, notes)
     else:
         parallelism = case.decode.parallelism
         notes.append("prefill workers not recorded: parallel as the decode side")
-    prefill = replace(case.decode, parallelism=parallelism)
-    if kv_capacity(prefill) <= 0:
-        raise Unanswerable("prefill weights do not fit as recorded")
-    if not row.prefill_workers or not row.decode_workers:
-        notes.append("worker counts not recorded: one prefill and one decode worker")
-    return replace(case, prefill=prefill, prefill_workers=max(row.prefill_workers, 1),
-                   decode_workers=max(row.decode_workers, 1), assumptions=tuple(notes))  # fmt: skip
+    notes.append("worker counts not recorded: one prefill and one decode worker")
+    return _apart(
+        case, parallelism, max(row.prefill_workers, 1), case.decode.parallelism, max(row.decode_workers, 1), 0, notes
+    )
+
+
+def _apart(
+    case: Case, prefill: Parallelism, prefill_workers: int, decode: Parallelism, decode_workers: int, drafts: int,
+    notes: list[str],
+) -> Case:  # fmt: skip
+    first, second = replace(case.decode, parallelism=prefill), replace(case.decode, parallelism=decode)
+    for worker in (first, second):
+        if kv_capacity(worker) <= 0:
+            raise Unanswerable("weights do not fit as recorded")
+    return replace(
+        case, prefill=first, prefill_workers=prefill_workers, decode=second, decode_workers=decode_workers,
+        drafts=drafts, assumptions=tuple(notes),
+    )  # fmt: skip
+
+
+def _recipe(case: Case) -> tuple[Recipe, str] | None:
+    """The configuration of an InferenceX run; without MTP where both were run and the row doesn't say."""
+    row = case.row
+    if not is_sweep(row) or not case.decode.model.name.startswith("DeepSeek") or not row.concurrency:
+        return None
+    key = (case.decode.accelerator.name, case.decode.engine, row.dtype, round(row.isl or 0), round(row.osl or 0),
+           round(row.concurrency))  # fmt: skip
+    size = row.decode.tp * max(row.decode.dp, 1)
+    found = recipes(key, row.prefill.tp * max(row.prefill.dp, 1), size)
+    if row.prefill.ep:
+        found = tuple(recipe for recipe in found if (recipe.prefill.ep > 1) == (row.prefill.ep > 1)) or found
+    if not found:
+        return None
+    plain = [recipe for recipe in found if not recipe.mtp]
+    chosen = (plain or list(found))[0]
+    unsure = len(found) > 1
+    note = "workers by InferenceX's recipe for this concurrency"
+    return chosen, f"{note}, one of {len(found)}" if unsure else note

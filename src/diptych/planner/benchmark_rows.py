@@ -67,6 +67,7 @@ class Row:
     engine: str
     engine_version: str
     date: str
+    image: str
     gpus: int
     prefill: Ranks
     decode: Ranks
@@ -220,7 +221,8 @@ def _silicon(number: int, kind: Kind, row: _Cells) -> Row:
     return Row(
         number, kind, "aiconfigurator-core silicon_sample", row.text("id"), row.text("system"), row.text("model_path"),
         row.text("gemm_quant_mode", "precision") if row.text("gemm_quant_mode") == "int4_wo" else row.text("precision"),
-        row.text("backend"), row.text("backend_version"), row.text("measured_on"), row.count("n_gpus"),
+        row.text("backend"), row.text("backend_version"), row.text("measured_on"), row.text("image"),
+        _gpus(row.count("n_gpus"), decode, kind),
         prefill, decode, row.count("prefill_num_workers") if known else 0, row.count("decode_num_workers") if known else 0,
         row.number("isl"), row.number("osl"), row.number("concurrency"),
         row.number("decode_batch_size" if apart else "batch_size"), None,
@@ -249,7 +251,7 @@ def _unified(number: int, kind: Kind, row: _Cells) -> Row:
         output = (row.number("output_tok_s_per_gpu") or 0.0) * gpus
     return Row(
         number, kind, row.text("source"), reference, row.text("accelerator", "gpu"), row.text("model"), row.text("dtype"),
-        row.text("framework"), row.text("framework_version"), row.text("date"), gpus,
+        row.text("framework"), row.text("framework_version"), row.text("date"), "", _gpus(gpus, decode, kind),
         Ranks() if apart else decode, decode, 1 if apart and prefill_gpus else 0,
         decode_gpus // size if apart and decode_gpus and decode_gpus % size == 0 else 0,
         row.number("isl"), row.number("osl"), row.number("concurrency"), row.number("batch_size"),
@@ -257,6 +259,13 @@ def _unified(number: int, kind: Kind, row: _Cells) -> Row:
         Measured(row.seconds("ttft_mean_ms", "ttft_p50_ms"), row.seconds("tpot_mean_ms", "tpot_p50_ms"), output or None),
         derived="concurrency*osl" in row.text("derived"), note=row.text("note"),
     )  # fmt: skip
+
+
+def _gpus(recorded: int, ranks: Ranks, kind: Kind) -> int:
+    """The accelerators of the run: those recorded, unless they are the square that `recorded_ranks` undid."""
+    size = ranks.tp * max(ranks.pp, 1) * max(ranks.dp, 1)
+    squared = kind is Kind.CLOSED and ranks.ep > 1 and recorded == size * ranks.ep and ranks.ep == size
+    return size if squared else recorded
 
 
 def _unified_ranks(row: _Cells, reference: str) -> Ranks:

@@ -87,7 +87,7 @@ def predict(
 def _same_load(case: Case) -> Any:
     """What two rows share when they describe the same test."""
     return (case.decode, case.decode_workers, case.prefill, case.prefill_workers, case.isl, case.osl, case.protocol,
-            _concurrency(case.row))  # fmt: skip
+            case.drafts, _concurrency(case.row))  # fmt: skip
 
 
 class _Noted:
@@ -138,11 +138,11 @@ def _loop(case: Case, perf: PerfModel) -> Loop:
     if case.prefill is not None:
         return DisaggregatedTest(
             case.prefill, case.decode, case.isl, case.osl, concurrency, kv, case.prefill_workers, case.decode_workers,
-            _transfer(case), case.protocol,
+            _transfer(case), case.protocol, case.drafts,
         ).loop(perf)  # fmt: skip
-    return ColocatedTest(case.decode, case.isl, case.osl, concurrency, kv, case.decode_workers, case.protocol).loop(
-        perf
-    )
+    return ColocatedTest(
+        case.decode, case.isl, case.osl, concurrency, kv, case.decode_workers, case.protocol, case.drafts
+    ).loop(perf)
 
 
 def _transfer(case: Case) -> float:
