@@ -166,6 +166,4 @@ def test_a_handoff_is_never_free(
     assert cost.source_seconds(1.0) >= 1.0
     assert cost.transient_peak >= cost.source_bytes + cost.destination_bytes > 0
     conversions = cost.prefill_conversion + cost.staged_conversion + cost.decode_conversion
-    assert (conversions > 0) == (
-        made is not used or (boundary.representation.wire is not made and cost.staged_conversion == 0)
-    )
+    assert (conversions > 0) == (not made is boundary.representation.wire is used)

@@ -137,15 +137,17 @@ def _conversions(
     prefill_worker: Worker, decode_worker: Worker, boundary: Boundary, tokens: Array, host_bandwidth: float | None
 ) -> tuple[Array, Array, Array]:
     """Seconds on the prefill side, in staging and on the decode side: producer's format → wire → consumer's."""
-    made, wire, used = prefill_worker.precision.kv, boundary.representation.wire, decode_worker.precision.kv
-    before = conversion_seconds(prefill_worker.model, tokens, made, wire, prefill_worker)
-    after = conversion_seconds(decode_worker.model, tokens, wire, used, decode_worker)
+    model, wire = prefill_worker.model, boundary.representation.wire
+    made, used = prefill_worker.precision.kv, decode_worker.precision.kv
     if boundary.representation.converts_at is not Side.TRANSFER:
-        return before, np.zeros_like(before), after
-    bandwidth = (
-        host_bandwidth or prefill_worker.accelerator.pcie_bandwidth or prefill_worker.accelerator.memory_bandwidth
+        before = conversion_seconds(model, tokens, made, wire, prefill_worker)
+        return before, np.zeros_like(before), conversion_seconds(model, tokens, wire, used, decode_worker)
+    side = prefill_worker.accelerator
+    bandwidth = host_bandwidth or side.pcie_bandwidth or side.memory_bandwidth
+    staged = sum(
+        (staged_conversion_seconds(model, tokens, *hop, bandwidth) for hop in ((made, wire), (wire, used))),
+        start=np.zeros(tokens.shape),
     )
-    staged = staged_conversion_seconds(prefill_worker.model, tokens, made, used, bandwidth)
     return np.zeros_like(staged), staged, np.zeros_like(staged)
 
 

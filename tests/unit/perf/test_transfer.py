@@ -363,6 +363,12 @@ class TestHandoff:
         assert mid.staged_conversion > 0 == mid.prefill_conversion + mid.decode_conversion
         assert early.wire_bytes > 1.9 * raw.wire_bytes
 
+    def test_a_narrower_wire_is_paid_for_in_staging_too(self) -> None:
+        model = model_of(GQA)
+        beside = self.boundary(representation=Representation(Codec.QUANTISED, Dtype.FP8, Side.TRANSFER))
+        cost = handoff(worker(model), worker(model), beside, 1e5, 1.0, host_bandwidth=25e9)
+        assert cost.staged_conversion == pytest.approx(2 * 1e5 * 2 * 1024 * 3 / 25e9)  # quantised, and back
+
     def test_prompts_that_stay_local_cost_and_hold_nothing(self) -> None:
         model = model_of(GQA)
         pair = worker(model), worker(model, kv=Dtype.FP8)
