@@ -62,7 +62,7 @@ class Boundaries:
 
     def __init__(self, ask: Ask, setting: Setting) -> None:
         self.axes = boundary_axes(ask)
-        self._setting = setting
+        self.setting = setting
         self._paths: dict[tuple[object, ...], tuple[tuple[Placement, Link], ...]] = {}
         self._forms: dict[tuple[Dtype, Dtype], tuple[Representation, ...]] = {}
         self._moves: dict[tuple[object, ...], tuple[tuple[Ownership, Overlap], ...]] = {}
@@ -95,7 +95,7 @@ class Boundaries:
         routes = []
         for link in self.axes.links:
             boundary = Boundary(placement, link, Representation(Codec.RAW, prefill.worker.precision.kv))
-            if not any(pair_violations(pair_of(prefill, decode, boundary), self._setting, PATH_RULES)):
+            if not any(pair_violations(pair_of(prefill, decode, boundary), self.setting, PATH_RULES)):
                 routes.append((link, path(prefill.worker, decode.worker, link, prefill.nic, decode.nic)))
         nic = min((side.nic for side in (prefill, decode) if side.nic > 0), default=0.0)
         routes = [entry for entry in routes if not _only_wider(entry[0], routes, nic)]
@@ -114,7 +114,7 @@ class Boundaries:
                 for form in self.axes.representations
                 if not any(
                     pair_violations(
-                        pair_of(prefill, decode, Boundary(Placement.DISAGGREGATED, link, form)), self._setting, KV_RULES
+                        pair_of(prefill, decode, Boundary(Placement.DISAGGREGATED, link, form)), self.setting, KV_RULES
                     )
                 )
             )
@@ -133,7 +133,7 @@ class Boundaries:
                 if not any(
                     pair_violations(
                         pair_of(prefill, decode, replace(base, ownership=ownership, overlap=overlap)),
-                        self._setting,
+                        self.setting,
                         HANDOFF_RULES,
                     )
                 )

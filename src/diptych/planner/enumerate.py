@@ -97,6 +97,12 @@ class Dropped:
     counts: Counter[str] = field(default_factory=Counter)
     sentences: dict[str, str] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
+    nearest: tuple[float, Worker] | None = None
+
+    def miss(self, short: float, worker: Worker) -> None:
+        """Remember the worker that lacks the least memory."""
+        if self.nearest is None or short < self.nearest[0]:
+            self.nearest = (short, worker)
 
     def add(self, violation: Violation, count: int) -> None:
         if count:
@@ -112,13 +118,14 @@ class Dropped:
 @dataclass(frozen=True)
 class RoleSpace:
     """The choices of one role. `raw` counts the product of its axes; `each` the designs one candidate stands for
-    (its batch limits and residencies, which are not built)."""
+    (its batch limits and residencies, which are not built), `nearest` the worker that fell least short of memory."""
 
     role: Role
     candidates: tuple[Candidate, ...]
     raw: int
     each: int
     dropped: Dropped
+    nearest: Worker | None = None
 
     @property
     def valid(self) -> int:
@@ -170,6 +177,7 @@ def role_space(ask: Ask, role: Role, setting: Setting) -> RoleSpace:
         for worker in good:
             fitting = [offer for offer in offers if _holds(worker, offer, dropped, each * len(RESIDENCIES))]
             candidates.extend(Candidate(worker, offer) for offer in fitting)
+    nearest = dropped.nearest[1] if dropped.nearest else None
     if role is not Role.PREFILL:
         dropped.add(
             Violation(
@@ -177,8 +185,8 @@ def role_space(ask: Ask, role: Role, setting: Setting) -> RoleSpace:
             ),
             len(candidates) * each * (len(RESIDENCIES) - 1),
         )
-        return RoleSpace(role, tuple(candidates), raw, each, dropped)
-    return RoleSpace(role, tuple(candidates), raw, each * len(RESIDENCIES), dropped)
+        return RoleSpace(role, tuple(candidates), raw, each, dropped, nearest)
+    return RoleSpace(role, tuple(candidates), raw, each * len(RESIDENCIES), dropped, nearest)
 
 
 def accelerators_of(ask: Ask, role: Role) -> tuple[Accelerator, ...]:
@@ -260,6 +268,10 @@ def _kept(
         worker = Worker(ask.model, accelerator, precision, shape, engine_for(ask, accelerator, precision))
         if _passes(FIT_RULES, worker, setting, dropped, per_cell):
             yield worker
+        else:
+            _, left = setting.memory(worker)
+            need = float(worker.model.kv_bytes(setting.max_context, worker.precision.kv)) * shape.dp
+            dropped.miss(need - left, worker)
 
 
 def engine_for(ask: Ask, accelerator: Accelerator, precision: Precision) -> str:
