@@ -88,8 +88,8 @@ def plan(
         NoFeasibleDesign: no fleet keeps the SLO; counts by rule, and the nearest miss.
     """
     question = ask(
-        model, workload, slo, catalog=catalog or Catalog.load(), perf=perf or default_perf(), prices=prices, rate=rate, budget=budget,
-        inventory=inventory, pins=pins, quality=quality,
+        model, workload, slo, catalog=catalog or Catalog.load(), perf=perf or default_perf(), prices=prices, rate=rate,
+        budget=budget, inventory=inventory, pins=pins, quality=quality,
     )  # fmt: skip
     return answer(Search.of(question), progress)
 
@@ -214,97 +214,6 @@ def _warnings(question: Ask, found: Found) -> tuple[str, ...]:
 
 def _versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("diptych", "numpy")}
-
-
-ASSUMPTIONS,
-        warnings=_warnings(question, found),
-        versions=_versions(),
-    )
-
-
-def _baselines(question: Ask, found: Found, rate: float) -> dict[Answer, Option | None]:
-    """The best fleet of every kind."""
-    kinds: dict[Answer, Sized | Pooled | None] = {
-        Answer.HETEROGENEOUS: found.best_apart(heterogeneous=True),
-        Answer.HOMOGENEOUS_DISAGGREGATED: found.best_apart(heterogeneous=False),
-        Answer.DO_NOT_DISAGGREGATE: found.best_together,
-    }
-    return {kind: option(question, fleet, rate) if fleet is not None else None for kind, fleet in kinds.items()}
-
-
-def _eligible(question: Ask, candidate: Option) -> bool:
-    """A pinned pair is the answer asked for; colocation then is a baseline."""
-    return not question.pinned_apart or answer_of(candidate) is not Answer.DO_NOT_DISAGGREGATE
-
-
-def _question(question: Ask, rate: float) -> Question:
-    book = question.book
-    return Question(
-        model=question.model.name,
-        workload=_summary(question, rate),
-        goal=question.goal,
-        slo=str(question.slo),
-        prices=book.name if book else "",
-        prices_date=book.date if book else "",
-        budget_usd_per_hour=question.budget,
-        inventory=question.inventory,
-        pins=question.pins.given(),
-    )
-
-
-def _summary(question: Ask, rate: float) -> WorkloadSummary:
-    workload, lengths = question.workload, question.workload.lengths
-    isl, osl = ([lengths.quantile(values, q) for q in (0.5, 0.9, 0.99)] for values in (lengths.isl, lengths.osl))
-    return WorkloadSummary(
-        name=workload.name,
-        source=workload.source,
-        requests=workload.requests,
-        rate=rate,
-        arrival_cv=workload.arrivals.cv,
-        arrivals_measured=workload.arrivals.measured,
-        isl_mean=lengths.mean_isl,
-        isl_p50=isl[0],
-        isl_p90=isl[1],
-        isl_p99=isl[2],
-        osl_mean=lengths.mean_osl,
-        osl_p50=osl[0],
-        osl_p90=osl[1],
-        osl_p99=osl[2],
-        prefix_hit_rate=lengths.hit_rate,
-        points=len(question.lengths),
-        isl_histogram=_histogram(question),
-    )
-
-
-def _histogram(question: Ask, bins: int = 24) -> tuple[tuple[float, float, float], ...]:
-    """Shares of requests by prompt length, bins even in the logarithm."""
-    lengths = question.workload.lengths
-    low, high = max(float(lengths.isl.min()), 1.0), float(lengths.isl.max())
-    edges = np.geomspace(low, max(high, low * 1.001), bins + 1)
-    shares, _ = np.histogram(np.clip(lengths.isl, edges[0], edges[-1]), bins=edges, weights=lengths.weight)
-    return tuple((float(a), float(b), float(share)) for a, b, share in zip(edges[:-1], edges[1:], shares, strict=True))
-
-
-def _warnings(question: Ask, found: Found) -> tuple[str, ...]:
-    """What to know about the numbers of the cheapest fleets."""
-    notes: dict[str, None] = {}
-    ask_perf = getattr(question.perf, "warnings", None)
-    best = found.best_apart()
-    for worker in [w for s in [best] if s for w in (s.meeting.prefill.worker, s.meeting.decode.worker)]:
-        if ask_perf is not None:
-            notes.update(dict.fromkeys(f"{worker.accelerator.name}: {note}" for note in ask_perf(worker)))
-    notes.update(dict.fromkeys(question.workload.notes))
-    return tuple(notes)
-
-
-def _versions() -> dict[str, str]:
-    return {name: metadata.version(name) for name in ("diptych", "numpy")}
-
-
-def _perf() -> PerfModel:
-    from diptych.perf.roofline import default_perf
-
-    return default_perf()
 
 
 ASSUMPTIONS = (
