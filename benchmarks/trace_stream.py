@@ -36,7 +36,7 @@ def write_trace(path: Path, rows: int) -> None:
 
 def read_trace(path: Path) -> dict[str, float]:
     """Seconds and peak memory of one reading, in a process of its own so that nothing else counts."""
-    done = subprocess.run([sys.executable, __file__, "--read", str(path)], check=True, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, __file__, "--read", str(path)], check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)
 
 

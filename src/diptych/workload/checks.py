@@ -13,6 +13,7 @@ from typing import Any
 
 from diptych.errors import Finding, InvalidTrace
 from diptych.workload.formats import Layout
+from diptych.workload.stage import RAW
 
 MAX_TOKENS = 10_000_000  # the longest context any model on the market offers; more is a unit error
 _SHOWN = 4  # rows per kind
@@ -37,38 +38,44 @@ class Rule:
 
 
 def _length_rules(role: str, title: str, column: str) -> Iterator[Rule]:
-    whole = "a whole number of tokens of at least 1"
-    yield Rule(f"{role}_raw IS NOT NULL", f"{role}_raw", f"{title} ({column}) is not a number: {{}}", whole)
-    yield Rule(
-        f"line_raw IS NULL AND {role} IS NULL AND {role}_raw IS NULL", "''", f"{title} ({column}) is missing", whole
-    )
-    yield Rule(f"NOT isfinite({role})", role, f"{title} ({column}) is {{}}", whole)
-    yield Rule(f"{role} < 0 AND isfinite({role})", role, f"{title} ({column}) is negative: {{}}", whole)
-    yield Rule(f"{role} = 0", role, f"{title} ({column}) is zero", whole, "--drop-empty leaves such requests out")
-    yield Rule(f"isfinite({role}) AND {role} > 0 AND {role} <= {MAX_TOKENS} AND {role} <> floor({role})", role,
-               f"{title} ({column}) is not whole: {{}}", whole)  # fmt: skip
-    yield Rule(f"isfinite({role}) AND {role} > {MAX_TOKENS}", role,
-               f"{title} ({column}) of {{}} tokens is out of reach of any model", f"at most {MAX_TOKENS:,} tokens")  # fmt: skip
+    whole, named = "a whole number of tokens of at least 1", f"{title} ({column})"
+    yield from _unread(role, named, f"{named} is not a number: {{}}", whole)
+    yield Rule(f"NOT isfinite({role})", role, f"{named} is {{}}", whole)
+    yield Rule(f"{role} < 0 AND isfinite({role})", role, f"{named} is negative: {{}}", whole)
+    yield Rule(f"{role} = 0", role, f"{named} is zero", whole, "--drop-empty leaves such requests out")
+    within, beyond = f"{role} > 0 AND {role} <= {MAX_TOKENS}", f"{role} > {MAX_TOKENS} AND isfinite({role})"
+    yield Rule(f"{within} AND {role} <> floor({role})", role, f"{named} is not whole: {{}}", whole)
+    problem = f"{named} of {{}} tokens is out of reach of any model"
+    yield Rule(beyond, role, problem, f"at most {MAX_TOKENS:,} tokens")
+
+
+def _unread(role: str, named: str, problem: str, expected: str) -> Iterator[Rule]:
+    """A cell with a text that is no number, and one without a text in a line that is otherwise fine."""
+    yield Rule(f"{role} IS NULL AND {RAW[role]} IS NOT NULL", RAW[role], problem, expected)
+    missing = f"{role} IS NULL AND {RAW[role]} IS NULL AND {RAW['line']} IS NULL"
+    yield Rule(missing, "''", f"{named} is missing", expected)
+
+
+def _arrival_rules(column: str, unit: str, sort: bool) -> Iterator[Rule]:
+    kind = "a timestamp such as 2024-05-10 00:00:00.0099" if unit == "iso" else f"a number in {unit}"
+    named = f"arrival ({column})"
+    yield from _unread("t", named, f"{named} cannot be read: {{}}", kind)
+    yield Rule("NOT isfinite(t)", "t", f"{named} is {{}}", kind)
+    if not sort:
+        problem = f"{named} is {{}} s before the row above"
+        yield Rule("gap < 0", "-gap", problem, "rows in order of arrival", "--sort puts them in order")
 
 
 def _rules(layout: Layout, sort: bool) -> Iterator[Rule]:
     if layout.kind == "jsonl":
-        yield Rule("line_raw IS NOT NULL", "line_raw", "not JSON: {}", "one JSON object a line")
+        yield Rule(f"{RAW['line']} IS NOT NULL", RAW["line"], "not JSON: {}", "one JSON object a line")
     yield from _length_rules("isl", "prompt length", layout.isl)
     yield from _length_rules("osl", "answer length", layout.osl)
     if layout.arrival:
-        kind = {"iso": "a timestamp such as 2024-05-10 00:00:00.0099"}.get(layout.unit, f"a number in {layout.unit}")
-        title = f"arrival ({layout.arrival})"
-        yield Rule("t_raw IS NOT NULL", "t_raw", f"{title} is not {kind}: {{}}", kind)
-        yield Rule("line_raw IS NULL AND t IS NULL AND t_raw IS NULL", "''", f"{title} is missing", kind)
-        yield Rule("NOT isfinite(t)", "t", f"{title} is {{}}", kind)
-        if not sort:
-            yield Rule("gap < 0", "-gap", f"{title} is {{}} s before the row above", "rows in order of arrival",
-                       "--sort puts them in order")  # fmt: skip
+        yield from _arrival_rules(layout.arrival, layout.unit, sort)
     if layout.blocks:
-        yield Rule(
-            "blocks_raw IS NOT NULL", "blocks_raw", f"{layout.blocks} is not a list: {{}}", "a list of block hashes"
-        )
+        broken = f"blocks IS NULL AND {RAW['blocks']} IS NOT NULL"
+        yield Rule(broken, RAW["blocks"], f"{layout.blocks} is not a list: {{}}", "a list of block hashes")
 
 
 def check(connection: Any, layout: Layout, path: Path, name: str, sort: bool) -> None:

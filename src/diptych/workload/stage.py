@@ -1,7 +1,7 @@
 """Streaming a trace file into one compact DuckDB table, `request`, that may live on disk.
 
 Columns: `row` (place among the file's data rows, from 1), `isl`, `osl`, `t` (seconds), `gap` (seconds since the row before),
-`blocks` (prefix hashes), and, only where a cell could not be read, its text in `isl_raw`, `osl_raw`, `t_raw`, `line_raw`.
+`blocks` (prefix hashes, where there are any), and `raw`, the cells' texts, only of rows that could not be read (see `RAW`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ MEMORY_LIMIT = "300MB"
 _ON_DISK_ABOVE = 8 << 20  # bytes of file
 _MAX_LINE, _BUFFER = 1 << 22, 1 << 24  # bytes: the longest line read, and the piece read at once
 _REJECTS = 1000
+# Hashes may be numbers or texts of any length: each becomes 64 bits of its text.
+_HASHES = "list_transform(TRY_CAST(blocks_text AS VARCHAR[]), lambda id: hash(id))"
 _POLL = 0.2  # seconds between looks at the progress
+# The text behind each number, as an SQL expression; NULL in rows that were read.
+RAW = {name: f"raw[{index}]" for index, name in enumerate(("line", "isl", "osl", "t", "blocks"), start=1)}
 Progress = Callable[[float, float, str], None]
 
 
@@ -45,11 +49,15 @@ def stage(
     link = folder / "source"  # a name of ours: no quote, no wildcard, no misleading suffix reaches the query
     link.symlink_to(path.resolve())
     source = _csv_source(link, layout) if layout.kind == "csv" else _json_source(link, layout)
-    base = _base(connection, layout)
+    arrival = _arrival(layout, _base(connection, layout)) if layout.arrival else "NULL::DOUBLE"
+    blocks = f", {_HASHES} AS blocks" if layout.blocks else ""
+    unread = "isl IS NULL OR osl IS NULL" + (" OR t IS NULL" if layout.arrival else "")
+    unread += " OR (blocks IS NULL AND blocks_text IS NOT NULL)" if layout.blocks else ""
     query = f"""
         CREATE TABLE request AS
         SELECT *, t - lag(t) OVER () AS gap FROM (
-            SELECT row, line_raw, {_number("isl")}, {_number("osl")}, {_arrival(layout, base)}, {_blocks(layout)}
+            SELECT row, TRY_CAST(isl_text AS DOUBLE) AS isl, TRY_CAST(osl_text AS DOUBLE) AS osl, {arrival} AS t {blocks},
+                   CASE WHEN {unread} THEN [left(line, 60), isl_text, osl_text, t_text, left(blocks_text, 40)] END AS raw
             FROM ({source})
         )"""  # noqa: S608 - built from constants and column numbers; texts of the file are escaped
     _run(connection, query, path, name, layout.gzipped, progress)
@@ -82,11 +90,11 @@ def _csv_source(link: Path, layout: Layout) -> str:
     compression = "gzip" if layout.gzipped else "none"
 
     def cell(column: str) -> str:
-        return f"c{layout.header.index(column)}" if column else "NULL"
+        return f"trim(c{layout.header.index(column)})" if column else "NULL::VARCHAR"
 
     return f"""
-        SELECT row_number() OVER () AS row, NULL::VARCHAR AS line_raw, trim({cell(layout.isl)}) AS isl_text,
-               trim({cell(layout.osl)}) AS osl_text, trim({cell(layout.arrival)}) AS t_text, {cell(layout.blocks)} AS blocks_text
+        SELECT row_number() OVER () AS row, NULL::VARCHAR AS line, {cell(layout.isl)} AS isl_text, {cell(layout.osl)} AS osl_text,
+               {cell(layout.arrival)} AS t_text, {cell(layout.blocks)} AS blocks_text
         FROM read_csv('{link}', header = true, auto_detect = false, columns = {{{columns}}}, delim = '{delimiter}',
              quote = '"', escape = '"', compression = '{compression}', null_padding = true, store_rejects = true,
              rejects_limit = {_REJECTS}, max_line_size = {_MAX_LINE}, buffer_size = {_BUFFER})"""  # noqa: S608
@@ -95,10 +103,10 @@ def _csv_source(link: Path, layout: Layout) -> str:
 def _json_source(link: Path, layout: Layout) -> str:
     compression = "gzip" if layout.gzipped else "none"
     keys = ", ".join(_pointer(key) for key in (layout.isl, layout.osl, layout.arrival or layout.isl))
-    blocks = f"json_extract(document, {_pointer(layout.blocks)})::VARCHAR" if layout.blocks else "NULL"
-    arrival = "cells[3]" if layout.arrival else "NULL"
+    blocks = f"json_extract(document, {_pointer(layout.blocks)})::VARCHAR" if layout.blocks else "NULL::VARCHAR"
+    arrival = "cells[3]" if layout.arrival else "NULL::VARCHAR"
     return f"""
-        SELECT row, CASE WHEN document IS NULL THEN left(line, 60) END AS line_raw, cells[1] AS isl_text,
+        SELECT row, CASE WHEN document IS NULL THEN line END AS line, cells[1] AS isl_text,
                cells[2] AS osl_text, {arrival} AS t_text, {blocks} AS blocks_text
         FROM (SELECT *, json_extract_string(document, [{keys}]) AS cells
               FROM (SELECT *, CASE WHEN json_valid(line) THEN line::JSON END AS document
@@ -114,16 +122,11 @@ def _pointer(key: str) -> str:
     return "'/" + key.replace("~", "~0").replace("/", "~1").replace(".", "/").replace("'", "''") + "'"
 
 
-def _number(role: str) -> str:
-    value = f"TRY_CAST({role}_text AS DOUBLE)"
-    return f"{value} AS {role}, CASE WHEN {value} IS NULL THEN {role}_text END AS {role}_raw"
-
-
 def _arrival(layout: Layout, base: int) -> str:
     scale = {"s": 1, "ms": 1000, "us": 1000000}.get(layout.unit)
-    value = (f"TRY_CAST(t_text AS DOUBLE) / {scale}" if scale else
-             f"(epoch_us(TRY_CAST(t_text AS TIMESTAMPTZ)) - {base}) / 1e6")  # fmt: skip
-    return f"{value} AS t, CASE WHEN {value} IS NULL THEN t_text END AS t_raw"
+    if scale:
+        return f"TRY_CAST(t_text AS DOUBLE) / {scale}"
+    return f"(epoch_us(TRY_CAST(t_text AS TIMESTAMPTZ)) - {base}) / 1e6"
 
 
 def _base(connection: Any, layout: Layout) -> int:
@@ -131,14 +134,6 @@ def _base(connection: Any, layout: Layout) -> int:
     text = layout.first_arrival if layout.unit == "iso" else ""
     row = connection.execute("SELECT epoch_us(TRY_CAST(? AS TIMESTAMPTZ))", [text]).fetchone()
     return int(row[0] or 0)
-
-
-def _blocks(layout: Layout) -> str:
-    """Hashes may be numbers or texts of any length: each becomes 64 bits of its text."""
-    if not layout.blocks:
-        return "NULL::UBIGINT[] AS blocks, NULL::VARCHAR AS blocks_raw"
-    value = "list_transform(TRY_CAST(blocks_text AS VARCHAR[]), lambda id: hash(id))"
-    return f"{value} AS blocks, CASE WHEN {value} IS NULL THEN left(blocks_text, 40) END AS blocks_raw"
 
 
 def _run(connection: Any, query: str, path: Path, name: str, gzipped: bool, progress: Progress | None) -> None:

@@ -111,7 +111,7 @@ class Trace:
 
     def reuse(self) -> Reuse | None:
         """Prefix reuse by the trace's block hashes, or None without them or with more than `MAX_TOUCHES` of them."""
-        touches = self._row("SELECT sum(len(blocks)) FROM request")[0] or 0
+        touches = (self.layout.blocks and self._row("SELECT sum(len(blocks)) FROM request")[0]) or 0
         if not touches or touches > MAX_TOUCHES:
             return None
         query = f"SELECT coalesce(len(blocks), 0) AS n FROM request ORDER BY {self._order}"  # noqa: S608

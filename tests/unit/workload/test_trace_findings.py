@@ -43,7 +43,7 @@ def refusal(folder: Path, content: str | bytes, name: str = "t.csv", **options) 
         ("1,5,6,7", "t.csv:3: more cells than the header has"),
         ("-1,5,6", "t.csv:3: arrival (arrival_s) is 1 s before the row above"),
         ("nan,5,6", "t.csv:3: arrival (arrival_s) is nan"),
-        ("soon,5,6", "t.csv:3: arrival (arrival_s) is not a number in s: 'soon'"),
+        ("soon,5,6", "t.csv:3: arrival (arrival_s) cannot be read: 'soon'"),
         (",5,6", "t.csv:3: arrival (arrival_s) is missing"),
         ('1,"5,6', "t.csv:3: a quote that never ends"),
     ],
