@@ -67,15 +67,18 @@ class Boundaries:
         self._forms: dict[tuple[Dtype, Dtype], tuple[Representation, ...]] = {}
         self._moves: dict[tuple[object, ...], tuple[tuple[Ownership, Overlap], ...]] = {}
 
-    def of(self, prefill: Candidate, decode: Candidate, placement: Placement) -> Iterator[tuple[Boundary, Link]]:
-        """(boundary, path) of every design of this pair and placement that keeps the rules, simplest first."""
+    def of(self, prefill: Candidate, decode: Candidate, placement: Placement) -> Iterator[list[tuple[Boundary, Link]]]:
+        """(boundary, path) of every design of this pair and placement that keeps the rules, simplest first. Each list holds the
+        ways to move the same bytes over the same path."""
         if placement not in self.axes.placements:
             return
+        moves = self.moves(prefill, decode)
         for link in self.links(prefill, decode, placement):
             route = path(prefill.worker, decode.worker, link, prefill.nic, decode.nic)
             for form in self.forms(prefill.worker.precision.kv, decode.worker.precision.kv, prefill, decode):
-                for ownership, overlap in self.moves(prefill, decode):
-                    yield Boundary(placement, link, form, ownership, overlap), route
+                ways = [(Boundary(placement, link, form, ownership, overlap), route) for ownership, overlap in moves]
+                if ways:
+                    yield ways
 
     def links(self, prefill: Candidate, decode: Candidate, placement: Placement) -> tuple[Link, ...]:
         """Links of one placement that keep the path rules, without those that another of them beats for every size.

@@ -27,6 +27,7 @@ from diptych.design.constraints import (
     Violation,
     WorkerRule,
     first_broken,
+    live_kv_is_in_hbm,
     sentence,
 )
 from diptych.perf.memory import kv_capacity, memory_plan
@@ -113,6 +114,8 @@ class Dropped:
     def merge(self, other: Dropped, times: int) -> None:
         for rule, count in other.counts.items():
             self.add(Violation(rule, other.sentences[rule], other.examples[rule]), count * times)
+        if other.nearest is not None:
+            self.miss(*other.nearest)
 
 
 @dataclass(frozen=True)
@@ -155,38 +158,48 @@ def memory_of(worker: Worker) -> tuple[float, float]:
     return plan.weights * worker.accelerators, left
 
 
-def role_space(ask: Ask, role: Role, setting: Setting) -> RoleSpace:
+def role_spaces(ask: Ask, setting: Setting) -> dict[Role, RoleSpace]:
+    """The choices of every role; roles whose axes are pinned alike share their workers."""
+    known: dict[tuple[object, ...], tuple[list[Worker], Dropped]] = {}
+    return {role: _role_space(ask, role, setting, known) for role in Role}
+
+
+def _role_space(
+    ask: Ask, role: Role, setting: Setting, known: dict[tuple[object, ...], tuple[list[Worker], Dropped]]
+) -> RoleSpace:
     """Every candidate of `role`, and exactly how many designs each rule dropped."""
     pins = ask.decode if role is Role.DECODE else ask.prefill
     dropped, candidates, raw = Dropped(), list[Candidate](), 0
-    accelerators = accelerators_of(ask, role)
     precisions, shapes = tuple(_precisions(pins)), tuple(_shapes(pins))
-    each = len(BATCH_LIMITS)
-    for accelerator in accelerators:
+    each, tiers = len(BATCH_LIMITS), len(RESIDENCIES)
+    for accelerator in accelerators_of(ask, role):
         offers = useful_offers(ask, accelerator)
-        per_cell = max(len(offers), 1) * each * (len(RESIDENCIES))
+        per_cell = max(len(offers), 1) * each * tiers
         raw += len(precisions) * len(shapes) * per_cell
         if not offers:
-            detail = f"{accelerator.name} is not in {ask.book.name if ask.book else 'the inventory'}"
-            dropped.add(
-                Violation("is_offered", "An accelerator without an offer has no price", detail),
-                len(precisions) * len(shapes) * per_cell,
-            )
+            book = ask.book.name if ask.book else "the inventory"
+            missing = Violation("is_offered", _UNPRICED, f"{accelerator.name} is not in {book}")
+            dropped.add(missing, len(precisions) * len(shapes) * per_cell)
             continue
-        good = list(_kept(ask, accelerator, precisions, shapes, setting, dropped, per_cell))
+        key = (accelerator.name, str(pins.precision), pins.parallelism)
+        if key not in known:
+            mine = Dropped()
+            known[key] = (list(_kept(ask, accelerator, precisions, shapes, setting, mine)), mine)
+        good, mine = known[key]
+        dropped.merge(mine, per_cell)
         for worker in good:
-            fitting = [offer for offer in offers if _holds(worker, offer, dropped, each * len(RESIDENCIES))]
-            candidates.extend(Candidate(worker, offer) for offer in fitting)
-    nearest = dropped.nearest[1] if dropped.nearest else None
+            candidates.extend(
+                Candidate(worker, offer) for offer in offers if _holds(worker, offer, dropped, each * tiers)
+            )
     if role is not Role.PREFILL:
-        dropped.add(
-            Violation(
-                "live_kv_is_in_hbm", "Engines decode from HBM; slower tiers keep only KV that nobody is reading", "dram"
-            ),
-            len(candidates) * each * (len(RESIDENCIES) - 1),
-        )
-        return RoleSpace(role, tuple(candidates), raw, each, dropped, nearest)
-    return RoleSpace(role, tuple(candidates), raw, each * len(RESIDENCIES), dropped, nearest)
+        dropped.add(_LIVE, len(candidates) * each * (tiers - 1))
+        tiers = 1
+    nearest = dropped.nearest[1] if dropped.nearest else None
+    return RoleSpace(role, tuple(candidates), raw, each * tiers, dropped, nearest)
+
+
+_UNPRICED = "An accelerator without an offer has no price"
+_LIVE = Violation("live_kv_is_in_hbm", sentence(live_kv_is_in_hbm), "live KV in dram")
 
 
 def accelerators_of(ask: Ask, role: Role) -> tuple[Accelerator, ...]:
@@ -242,16 +255,13 @@ def _kept(
     shapes: tuple[Parallelism, ...],
     setting: Setting,
     dropped: Dropped,
-    per_cell: int,
 ) -> Iterator[Worker]:
     """Workers that keep the precision, shape and fit rules, each group applied before the next product is formed."""
     plain, sixteen = Parallelism(), Precision(Dtype.BF16, Dtype.BF16, Dtype.BF16)
     good_precisions = [
         precision
         for precision in precisions
-        if _passes(
-            PRECISION_RULES, Worker(ask.model, accelerator, precision, plain), setting, dropped, len(shapes) * per_cell
-        )
+        if _passes(PRECISION_RULES, Worker(ask.model, accelerator, precision, plain), setting, dropped, len(shapes))
     ]
     good_shapes = [
         shape
@@ -261,12 +271,12 @@ def _kept(
             Worker(ask.model, accelerator, sixteen, shape),
             setting,
             dropped,
-            len(good_precisions) * per_cell,
+            len(good_precisions),
         )
     ]
     for precision, shape in product(good_precisions, good_shapes):
         worker = Worker(ask.model, accelerator, precision, shape, engine_for(ask, accelerator, precision))
-        if _passes(FIT_RULES, worker, setting, dropped, per_cell):
+        if _passes(FIT_RULES, worker, setting, dropped, 1):
             yield worker
         else:
             _, left = setting.memory(worker)

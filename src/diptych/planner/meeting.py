@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from diptych.catalog.interconnect import Link
-from diptych.design.boundary import Boundary
+from diptych.design.boundary import Boundary, Overlap, Ownership
 from diptych.perf.decode_pool import normal_quantile
 from diptych.perf.estimate import Array
 from diptych.perf.handoff import Handoff, handoff
@@ -34,12 +34,13 @@ class Meeting:
     second: DecodeStage
     boundary: Boundary
     route: Link
+    relaxed: bool = False
 
     @cached_property
     def handoff(self) -> Handoff:
-        """The handoff of each length point."""
+        """The handoff of each length point. A `relaxed` one takes the best of every way to move the same bytes."""
         lengths = self.first.load.lengths
-        return handoff(
+        priced = handoff(
             self.prefill.worker,
             self.decode.worker,
             self.boundary,
@@ -47,6 +48,16 @@ class Meeting:
             self.first.pool.service,
             link=self.route,
         )
+        return replace(priced, ownership=Ownership.PULL) if self.relaxed else priced
+
+    def relax(self) -> Meeting:
+        """This meeting with a bound on every ownership and overlap.
+
+        Streamed layer by layer without a dispatch, as a push may be, and reserving memory at the receiver only from the end of
+        prefill, as a pull does. No way to move is faster or holds less, so what this cannot keep, none can.
+        """
+        best = replace(self.boundary, ownership=Ownership.PUSH, overlap=Overlap.LAYERWISE)
+        return replace(self, boundary=best, relaxed=True)
 
     @cached_property
     def _wire(self) -> tuple[float, float, float]:
@@ -199,10 +210,12 @@ def cheapest(
             )
             if prefill_workers == least[0]:
                 break
-        following = decode_workers + 1 if best else _next_decode(meeting, rate, decode_workers + 1)
-        if following is None:
-            break
-        decode_workers = following
+        decode_workers += 1
+        if best is None and meeting.usd_per_hour(least[0], decode_workers) < below:
+            following = _next_decode(meeting, rate, decode_workers)
+            if following is None:
+                break
+            decode_workers = following
     return best
 
 

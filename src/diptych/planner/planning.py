@@ -21,7 +21,7 @@ from diptych.planner.ask import Ask, Pins, ask
 from diptych.planner.assemble import option
 from diptych.planner.boundaries import Boundaries
 from diptych.planner.checklist import checklist
-from diptych.planner.enumerate import RoleSpace, role_space, setting_of
+from diptych.planner.enumerate import RoleSpace, role_spaces, setting_of
 from diptych.planner.meeting import Sized
 from diptych.planner.pareto import pareto
 from diptych.planner.plan import Alternative, Answer, Option, Plan, Question, WorkloadSummary
@@ -49,8 +49,9 @@ class Search:
     @classmethod
     def of(cls, question: Ask) -> Search:
         setting = setting_of(question)
-        spaces = {role: role_space(question, role, setting) for role in Role}
-        return cls(question, setting, spaces, Boundaries(question, setting), Tables.of(question))
+        return cls(
+            question, setting, role_spaces(question, setting), Boundaries(question, setting), Tables.of(question)
+        )
 
     def at(
         self, rate: float, ceiling: float = math.inf, progress: Progress | None = None, runners_up: int = RUNNERS_UP

@@ -146,7 +146,7 @@ def search(
     """
     found = Found()
     if ask.placement in (None, Placement.COLOCATED):
-        _search_together(tables, spaces[Role.COLOCATED].candidates, rate, found, ceiling, min(runners_up, 1))
+        _search_together(tables, spaces[Role.COLOCATED].candidates, rate, found, ceiling, 0)
     if ask.placement is not Placement.COLOCATED:
         _search_apart(ask, tables, boundaries, spaces, rate, found, ceiling, runners_up, progress)
     return found
@@ -305,19 +305,29 @@ def size_pair(
     if mine.offer != theirs.offer:
         bound = mine.usd_per_hour(counts[0]) + theirs.usd_per_hour(counts[1])
     best: Sized | None = None
-    for boundary, route in _choices(tables.ask, boundaries, mine, theirs):
-        found.sized += 1
+    for ways in _choices(tables.ask, boundaries, mine, theirs):
+        meetings = [Meeting(mine, theirs, first, second, boundary, route) for boundary, route in ways]
+        size = cheapest_on_nodes if meetings[0].boundary.placement is Placement.SAME_NODE else cheapest
+        found.sized += len(meetings)
         limit = best.usd_per_hour if best else below
-        size = cheapest_on_nodes if boundary.placement is Placement.SAME_NODE else cheapest
-        sized = size(Meeting(mine, theirs, first, second, boundary, route), prefill.rate, *counts, limit)
-        best = sized or best
+        relaxed = size(meetings[0].relax(), prefill.rate, *counts, limit)
+        if relaxed is None:
+            continue
+        for meeting in meetings:
+            limit = best.usd_per_hour if best else below
+            if relaxed.usd_per_hour >= limit:
+                break
+            best = size(meeting, prefill.rate, *counts, limit) or best
         if best is not None and best.usd_per_hour <= bound:
             break
     return best
 
 
-def _choices(ask: Ask, boundaries: Boundaries, mine: Candidate, theirs: Candidate) -> Iterator[tuple[Boundary, Link]]:
-    """Every boundary of a pair that keeps the rules, inside one server first when both pools fit in it."""
+def _choices(
+    ask: Ask, boundaries: Boundaries, mine: Candidate, theirs: Candidate
+) -> Iterator[list[tuple[Boundary, Link]]]:
+    """The boundaries of a pair that keep the rules, by what moves the same bytes over the same path; inside one server first when
+    both pools fit in it."""
     if mine.offer == theirs.offer and mine.worker.accelerators + theirs.worker.accelerators <= mine.offer.gpus:
         yield from boundaries.of(mine, theirs, Placement.SAME_NODE)
     if ask.placement is not Placement.SAME_NODE:
