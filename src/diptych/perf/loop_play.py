@@ -25,14 +25,15 @@ class Protocol:
     """How a load test drives its loop.
 
     `rounds` requests per client, all clients starting at once; answer lengths uniform in [spread·longest, longest].
-    `turnaround` (s) passes between an answer and the next request reaching the engine, which looks for new requests every
-    `poll` steps (always when idle).
+    `frontend` (s) passes between a client's sending and the engine's having the request; the engine looks for new requests
+    every `poll` steps (always when idle), and not before `cold` (s): what compiles or connects on first use.
     """
 
     rounds: int = 10
     spread: float = 1.0
-    turnaround: float = 0.0
+    frontend: float = 0.0
     poll: float = 1.0
+    cold: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +97,15 @@ class Play:
         self.spans = np.array([s.steps * s.advances for s in stages])
         self.spread = np.array([loop.protocol.spread for loop in loops])
         self.longest = 2 * np.array([loop.osl for loop in loops]) / (1 + self.spread)
-        self.turnaround, self.poll = np.array([[loop.protocol.turnaround, loop.protocol.poll] for loop in loops]).T
+        self.frontend, self.poll, cold = np.array(
+            [[loop.protocol.frontend, loop.protocol.poll, loop.protocol.cold] for loop in loops]
+        ).T
         self.transfer = np.array([s.transfer for s in stages])
         workers = np.array([max(s.workers, 1) for s in stages])
-        self.free_at = np.where(np.arange(workers.max()) < workers[:, None], 0.0, np.inf)
-        self.now, self.tick, self.seen = np.zeros(rows), np.zeros(rows), np.zeros(rows)
+        self.free_at = np.where(np.arange(workers.max()) < workers[:, None], cold[:, None], np.inf)
+        self.now, self.tick, self.seen = cold.copy(), np.zeros(rows), np.zeros(rows)
         self.arrival = np.full((rows, int(self.total.max()) + 2 * width), np.inf)
-        self.arrival[:, :width] = np.where(np.arange(width) < clients[:, None], 0.0, np.inf)
+        self.arrival[:, :width] = np.where(np.arange(width) < clients[:, None], self.frontend[:, None], np.inf)
         self.arrived, self.admitted, self.done = clients.copy(), np.zeros(rows, int), np.zeros(rows, int)
         self.finish, self.join = np.full((rows, width), np.inf), np.full((rows, width), np.inf)
         self.asked, self.first, self.length = np.zeros((rows, width)), np.zeros((rows, width)), np.ones((rows, width))
@@ -179,11 +182,13 @@ class Play:
             return
         count = np.bincount(row, minlength=len(self.where))
         order = np.arange(len(row)) - (np.cumsum(count) - count)[row]
-        self.ttft += np.bincount(row, self.first[row, slot] - self.asked[row, slot], len(self.where))
+        self.ttft += np.bincount(
+            row, self.first[row, slot] - self.asked[row, slot] + self.frontend[row], len(self.where)
+        )
         self.tpot += np.bincount(row, (self.now[row] - self.first[row, slot]) / self.length[row, slot], len(self.where))
         self.finish[row, slot] = np.inf
         self.slots[row, self.spare[row] + order] = slot
-        self.arrival[row, self.arrived[row] + order] = self.now[row] + self.turnaround[row]
+        self.arrival[row, self.arrived[row] + order] = self.now[row] + self.frontend[row]
         self.spare += count
         self.arrived += count
         self.batch -= count

@@ -16,6 +16,7 @@ from diptych.catalog.model import Model
 from diptych.design.axes import Parallelism, Precision, Worker
 from diptych.perf.loop_play import Protocol
 from diptych.perf.memory import kv_capacity
+from diptych.perf.overheads import overheads
 from diptych.planner.benchmark_rows import Kind, Ranks, Row
 from diptych.planner.recipes import Recipe, recipes
 
@@ -199,12 +200,13 @@ def _protocol(row: Row, accelerator: Accelerator, engine: str) -> Protocol:
     B200 look for requests every 10 steps, every 30 from 16 clients on (--scheduler-recv-interval). GPUStack's lab sends its
     whole dataset at once with natural lengths. Elsewhere lengths are fixed.
     """
+    frontend = overheads(engine).frontend
     if row.source.startswith("GPUStack"):
-        return Protocol(1 if (row.concurrency or 0) >= 16 else 10, 0.0)
+        return Protocol(1 if (row.concurrency or 0) >= 16 else 10, 0.0, frontend)
     if not is_sweep(row):
-        return Protocol(10, 1.0)
+        return Protocol(10, 1.0, frontend)
     polls = engine == "sglang" and accelerator.name.startswith("B200") and row.kind is Kind.CLOSED
-    return Protocol(10, SWEEP_SPREAD, poll=(30.0 if (row.concurrency or 0) >= 16 else 10.0) if polls else 1.0)
+    return Protocol(10, SWEEP_SPREAD, frontend, (30.0 if (row.concurrency or 0) >= 16 else 10.0) if polls else 1.0)
 
 
 _DRAFTING = re.compile(r"1\.2\.0rc6\.post3")
@@ -275,18 +277,21 @@ def _smallest(base: Worker, row: Row, notes: list[str]) -> Worker:
 def _with_prefill(case: Case) -> Case:
     """The prefill side: as recorded, by the run's recipe, or under stated assumptions."""
     row, notes = case.row, list(case.assumptions)
+    found = _recipes(case)
     if row.prefill_workers and row.decode_workers and (row.prefill.tp or row.prefill.dp):
         parallelism = _parallelism(row.prefill, case.decode.model, notes)
-        return _apart(case, parallelism, row.prefill_workers, case.decode.parallelism, row.decode_workers, 0, notes)
-    found = _recipe(case)
-    if found is not None:
-        recipe, note = found
-        drafts = recipe.drafts(row.concurrency or 0.0)
-        notes.append(note)
+        cold = any(recipe.largest and recipe.concurrency == row.concurrency for recipe in found)
+        return _apart(
+            case, parallelism, row.prefill_workers, case.decode.parallelism, row.decode_workers, 0, cold, notes
+        )
+    if found:
+        recipe = _chosen(found, row, notes)
         return _apart(
             case, recipe.prefill, row.prefill_workers or recipe.prefill_workers, recipe.decode,
-            row.decode_workers or recipe.decode_workers, drafts, notes,
+            row.decode_workers or recipe.decode_workers, recipe.drafts(row.concurrency or 0.0), recipe.largest, notes,
         )  # fmt: skip
+    if _is_half(row, case.decode.model):
+        raise Unanswerable("workers not recorded: both sides hold half of all accelerators")
     if row.prefill.tp or row.prefill.dp:
         parallelism = _parallelism(row.prefill, case.decode.model, notes)
     else:
@@ -294,39 +299,54 @@ def _with_prefill(case: Case) -> Case:
         notes.append("prefill workers not recorded: parallel as the decode side")
     notes.append("worker counts not recorded: one prefill and one decode worker")
     return _apart(
-        case, parallelism, max(row.prefill_workers, 1), case.decode.parallelism, max(row.decode_workers, 1), 0, notes
+        case,
+        parallelism,
+        max(row.prefill_workers, 1),
+        case.decode.parallelism,
+        max(row.decode_workers, 1),
+        0,
+        False,
+        notes,
     )
+
+
+def _is_half(row: Row, model: Model) -> bool:
+    """Whether the recorded 'worker' is no worker: a size that divides no head count, the same on both sides."""
+    heads = max((attention.heads for _, attention in model.attention_groups()), default=1)
+    return heads % max(row.decode.tp, 1) != 0 and row.prefill.tp in (0, row.decode.tp)
 
 
 def _apart(
     case: Case, prefill: Parallelism, prefill_workers: int, decode: Parallelism, decode_workers: int, drafts: int,
-    notes: list[str],
+    cold: bool, notes: list[str],
 ) -> Case:  # fmt: skip
     first, second = replace(case.decode, parallelism=prefill), replace(case.decode, parallelism=decode)
     for worker in (first, second):
         if kv_capacity(worker) <= 0:
             raise Unanswerable("weights do not fit as recorded")
+    protocol = replace(case.protocol, cold=overheads(second.engine).cold if cold else 0.0)
     return replace(
         case, prefill=first, prefill_workers=prefill_workers, decode=second, decode_workers=decode_workers,
-        drafts=drafts, assumptions=tuple(notes),
+        drafts=drafts, protocol=protocol, assumptions=tuple(notes),
     )  # fmt: skip
 
 
-def _recipe(case: Case) -> tuple[Recipe, str] | None:
-    """The configuration of an InferenceX run; without MTP where both were run and the row doesn't say."""
+def _recipes(case: Case) -> tuple[Recipe, ...]:
+    """The configurations that InferenceX ran at this or the nearest concurrency."""
     row = case.row
     if not is_sweep(row) or not case.decode.model.name.startswith("DeepSeek") or not row.concurrency:
-        return None
-    key = (case.decode.accelerator.name, case.decode.engine, row.dtype, round(row.isl or 0), round(row.osl or 0),
-           round(row.concurrency))  # fmt: skip
-    size = row.decode.tp * max(row.decode.dp, 1)
-    found = recipes(key, row.prefill.tp * max(row.prefill.dp, 1), size)
+        return ()
+    key = (case.decode.accelerator.name, case.decode.engine, row.dtype, round(row.isl or 0), round(row.osl or 0))
+    sizes = (ranks.tp * max(ranks.dp, 1) for ranks in (row.prefill, row.decode))
+    found = recipes(key, row.concurrency, *sizes)
     if row.prefill.ep:
         found = tuple(recipe for recipe in found if (recipe.prefill.ep > 1) == (row.prefill.ep > 1)) or found
-    if not found:
-        return None
-    plain = [recipe for recipe in found if not recipe.mtp]
-    chosen = (plain or list(found))[0]
-    unsure = len(found) > 1
-    note = "workers by InferenceX's recipe for this concurrency"
-    return chosen, f"{note}, one of {len(found)}" if unsure else note
+    return found
+
+
+def _chosen(found: tuple[Recipe, ...], row: Row, notes: list[str]) -> Recipe:
+    """One of the configurations; without MTP where both were run and the row doesn't say."""
+    exact = found[0].concurrency == row.concurrency
+    note = "workers by InferenceX's recipe for " + ("this" if exact else "the nearest") + " concurrency"
+    notes.append(note if len(found) == 1 else f"{note}, one of {len(found)}")
+    return next((recipe for recipe in found if not recipe.mtp), found[0])

@@ -17,6 +17,7 @@ from diptych.perf.closed_loop import ColocatedTest, DisaggregatedTest, Loop, Loo
 from diptych.perf.estimate import Array, Basis, Timing
 from diptych.perf.memory import kv_capacity
 from diptych.perf.model import PerfModel
+from diptych.perf.overheads import overheads
 from diptych.perf.pools import ColocatedPool
 from diptych.planner.benchmark_cases import Case, Unanswerable, case_of
 from diptych.planner.benchmark_rows import Kind, Row, Unread
@@ -146,11 +147,13 @@ def _loop(case: Case, perf: PerfModel) -> Loop:
 
 
 def _transfer(case: Case) -> float:
-    """Seconds of one prompt's KV over the NICs of the narrower side (same accelerator on both)."""
+    """Seconds of one prompt's handoff: set-up, then its KV over the NICs of the narrower side (same accelerator on both)."""
     assert case.prefill is not None
+    setup = overheads(case.decode.engine).handoff
     ranks = min(case.prefill.accelerators, case.decode.accelerators)
     size = float(case.decode.model.kv_bytes(case.isl, case.decode.precision.kv))
-    return size / (case.decode.accelerator.nic_bandwidth * ranks) if case.decode.accelerator.nic_bandwidth else 0.0
+    nic = case.decode.accelerator.nic_bandwidth
+    return setup + (size / (nic * ranks) if nic else 0.0)
 
 
 def _output(case: Case, result: LoopResult) -> float:

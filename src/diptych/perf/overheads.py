@@ -1,0 +1,34 @@
+"""What a request pays outside engine steps, by engine: seconds fitted to published load tests, not derived.
+
+`benchmarks/fit_overheads.py` makes `data/overheads.json` from the calibration half of the rows.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """Seconds of one request: `frontend` (HTTP, tokenising, scheduling, first token back); `handoff` (router, handshake and
+    transfer set-up between a prefill and a decode worker, bytes excluded); `cold` that the first requests of a fresh
+    disaggregated deployment wait for connections and compilation."""
+
+    frontend: float
+    handoff: float
+    cold: float
+
+
+def overheads(engine: str) -> Overheads:
+    """Overheads of an engine; vLLM's for one that is unknown."""
+    table = _table()
+    return table.get(engine, table["vllm"])
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, Overheads]:
+    document = json.loads(files("diptych.perf").joinpath("data/overheads.json").read_text(encoding="utf-8"))
+    return {engine: Overheads(row["frontend"], row["handoff"], row["cold"]) for engine, row in document.items()}
