@@ -9,6 +9,7 @@ import typer
 from diptych.cli import catalog
 from diptych.cli.explain import explain
 from diptych.cli.output import err, report_error
+from diptych.cli.plan import plan
 from diptych.cli.validate import validate
 from diptych.cli.workload import workload
 from diptych.errors import DiptychError
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.add_typer(catalog.app, name="catalog")
 app.command()(validate)
+app.command()(plan)
 app.command()(explain)
 app.command()(workload)
 

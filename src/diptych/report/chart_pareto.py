@@ -122,7 +122,7 @@ def _named_layers(
         },
         {
             "data": values(rows[:1]),
-            "mark": {"type": "text", "dy": -16, "fontWeight": 600},
+            "mark": {"type": "text", "dx": 13, "dy": -10, "align": "left", "fontWeight": 600},
             "encoding": {"x": x, "y": y, "text": {"field": "name", "type": "nominal"}},
         },
     ]

@@ -102,7 +102,9 @@ def palette(names: Sequence[str], colours: Sequence[str]) -> dict[str, Any]:
     return {"domain": list(names), "range": list(colours)}
 
 
-def marked(channel: str, field: str, at: float, label: str, colour: str = "var(--bad)") -> list[dict[str, Any]]:
+def marked(
+    channel: str, field: str, at: float, label: str, colour: str = "var(--bad)", y: int = 8
+) -> list[dict[str, Any]]:
     """A dashed line at a limit or a percentile, its label to the left of it."""
     data = values([{field: at}])
     where = {channel: {"field": field, "type": "quantitative"}}
@@ -114,7 +116,7 @@ def marked(channel: str, field: str, at: float, label: str, colour: str = "var(-
         },
         {
             "data": data,
-            "mark": {"type": "text", "fontSize": 11, "fill": colour, "align": "right", "dx": -5, "y": 8},
+            "mark": {"type": "text", "fontSize": 11, "fill": colour, "align": "right", "dx": -5, "y": y},
             "encoding": {**where, "text": {"value": label}},
         },
     ]

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from diptych.design.axes import Role
-from diptych.planner.plan import Flip, Option, ParetoPoint, Plan, RuleCount, Trust
+from diptych.planner.plan import Option, ParetoPoint, Plan, RuleCount, Savings, Trust
 from diptych.report import words
-from diptych.report.chart_space import flip_value
+from diptych.report.chart_question import flip_value, flips_at
 from diptych.report.tables import table
 from diptych.units import format_seconds, format_usd
 
@@ -119,14 +119,19 @@ def _section(title: str, body: RenderableType) -> Group:
 
 
 def _why(plan: Plan) -> Group:
+    binds = words.sentence(f"{words.binding(plan.best)} is what binds")
     lines = [
         f"{words.headline(plan)}.",
         words.sentence(plan.verdict.reason),
-        f"{words.sentence(words.bill(plan))} {words.sentence(f'{words.binding(plan.best)} is what binds')}",
-        *(f"{words.percent(s.per_hour)} per hour and {words.percent(s.per_mtok)} per token less than {s.against}: {s.baseline}."
-          for s in plan.verdict.savings),
-    ]  # fmt: skip
+        f"{words.sentence(words.bill(plan))} {binds}",
+        *(_saved(saving) for saving in plan.verdict.savings),
+    ]
     return Group(*(Text(line) for line in lines))
+
+
+def _saved(saving: Savings) -> str:
+    shares = f"{words.percent(saving.per_hour)} per hour and {words.percent(saving.per_mtok)} per token"
+    return f"{shares} less than {words.baseline(saving)}, {saving.baseline}."
 
 
 def _others(plan: Plan) -> RenderableType:
@@ -146,7 +151,7 @@ def _rules(plan: Plan) -> Group:
     counts = f"{space.cartesian:,} designs; {space.effective:,} keep every rule; {space.sized:,} were sized."
     rows = table("rule", "designs", "because", text=("because",))
     for rule in _largest((*space.rules, *space.pruned)):
-        rows.add_row(_plain(rule), f"{rule.dropped:,}", Text(rule.sentence))
+        rows.add_row(words.spaced(rule.rule), f"{rule.dropped:,}", Text(rule.sentence))
     return Group(Text(counts), Text(), rows)
 
 
@@ -154,23 +159,14 @@ def _largest(rules: tuple[RuleCount, ...]) -> list[RuleCount]:
     return sorted((rule for rule in rules if rule.dropped), key=lambda rule: -rule.dropped)[:MOST_RULES]
 
 
-def _plain(rule: RuleCount) -> str:
-    return re.sub(r"[_-]", " ", rule.rule)
-
-
 def _flips(plan: Plan) -> RenderableType:
     if not plan.sensitivity:
         return Text("Not examined.")
-    rows = table("input", "now", "flips at", "then", text=("then",))
+    rows = table("input", "now", "changes at", "then the answer is", text=("then the answer is", "changes at"))
     for flip in plan.sensitivity:
-        rows.add_row(
-            flip.axis.replace("price:", "price of "), flip_value(flip, flip.now), _at(flip), Text(flip.sentence)
-        )
+        after = flip.after if flip.at is not None else "as now"
+        rows.add_row(flip.axis.replace("price:", "price of "), flip_value(flip, flip.now), flips_at(flip), Text(after))
     return rows
-
-
-def _at(flip: Flip) -> str:
-    return "never" if flip.at is None else flip_value(flip, flip.at)
 
 
 def _checklist(plan: Plan) -> Table:

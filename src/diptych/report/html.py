@@ -17,7 +17,8 @@ from diptych.planner.plan import BoundaryPlan, Option, Plan
 from diptych.report import words
 from diptych.report.chart_fleet import fleet_charts
 from diptych.report.chart_pareto import pareto_charts
-from diptych.report.chart_space import space_charts
+from diptych.report.chart_question import question_charts
+from diptych.report.chart_rules import rule_chart
 from diptych.report.charts import CONFIG, Chart
 from diptych.units import format_bandwidth, format_bytes, format_seconds, format_usd
 
@@ -65,14 +66,14 @@ def render(plan: Plan, command: str = "") -> str:
             charts=groups,
             headline=_unbroken(words.headline(plan)),
             purpose=words.purpose(plan),
-            warnings=[words.advice(text) for text in plan.warnings],
+            warnings=words.warnings(plan),
             facts=facts(plan),
             compared=compared(plan),
             latencies=_latencies(plan.best),
             hinge=hinge(plan.best.boundary) if plan.best.boundary else (),
             workload=_workload(plan),
             question=_question(plan),
-            axes=words.listed(f"{words.plural(number, name)}" for name, number in plan.space.axes.items()),
+            axes=words.axes(plan.space),
             marks=_MARKS,
         )
     )
@@ -138,13 +139,13 @@ def _environment() -> Environment:
 
 
 def _charts(plan: Plan) -> dict[str, tuple[Chart, ...]]:
-    space = {chart.key: (chart,) for chart in space_charts(plan)}
+    asked = {chart.key: (chart,) for chart in question_charts(plan)}
     return {
         "pareto": pareto_charts(plan),
         "fleet": fleet_charts(plan),
-        "space": space.get("rules", ()),
-        "flips": space.get("flips", ()),
-        "lengths": space.get("lengths", ()),
+        "space": (rule_chart(plan),),
+        "flips": asked.get("flips", ()),
+        "lengths": asked.get("lengths", ()),
     }
 
 

@@ -29,7 +29,7 @@ def plan_text(plan: Plan, written: Sequence[str] = (), plot: bool = True) -> Gro
     ]
     if plot and len(plan.pareto) > 1:
         parts.append(_section("USD per million tokens against TPOT p90", Text(pareto_plot(plan))))
-    parts += [_warning(words.advice(text)) for text in plan.warnings]
+    parts += [_warning(advice) for advice in words.warnings(plan)]
     parts.append(_considered(plan))
     if written:
         parts.append(_section("Written", Group(*(Text(f"  {name}", overflow="fold") for name in written))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from diptych.errors import InvalidInput
 from diptych.metrics.slo import SLO, Objective
 from diptych.planner.plan import (
     Alternative,
+    Answer,
     BoundaryPlan,
     Goal,
     Latency,
@@ -19,11 +21,13 @@ from diptych.planner.plan import (
     Plan,
     PoolPlan,
     Savings,
+    Space,
     Trust,
     WorkloadSummary,
 )
 from diptych.units import format_seconds, format_usd
 
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LETTERS = {Role.PREFILL: "P", Role.DECODE: "D", Role.COLOCATED: ""}
 SERIES = ("heterogeneous", "homogeneous, disaggregated", "homogeneous, colocated")
 
@@ -54,11 +58,14 @@ def count(value: float) -> str:
 
 
 def big(value: float) -> str:
-    """A large count in three digits.
+    """A large count in three digits, in words while there are words for it.
 
-    >>> big(41_300_000), big(950), big(6_300)
-    ('41.3 million', '950', '6,300')
+    >>> big(41_300_000), big(950), big(6_300), big(2.01e20)
+    ('41.3 million', '950', '6,300', '2.01 × 10²⁰')
     """
+    if value >= 1e15:
+        exponent = math.floor(math.log10(value))
+        return f"{value / 10**exponent:.3g} × 10{str(exponent).translate(_RAISED)}"
     for scale, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if value >= scale:
             return f"{value / scale:.3g} {name}"
@@ -73,6 +80,18 @@ def power(watts: float) -> str:
 def plural(number: int, noun: str) -> str:
     """`3 workers`, `1 worker`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def spaced(name: str) -> str:
+    """A rule's name as words."""
+    return name.replace("_", " ").replace("-", " ")
+
+
+def axes(space: Space) -> str:
+    """How the product of the axes is made up: `3 prefill designs × 2 decode designs + 4 colocated designs`."""
+    terms = {name: f"{big(number)} {name}" for name, number in space.axes.items()}
+    apart = " × ".join(term for name, term in terms.items() if not name.startswith("colocated"))
+    return " + ".join([apart, *(term for name, term in terms.items() if name.startswith("colocated"))])
 
 
 def sentence(text: str) -> str:
@@ -229,13 +248,19 @@ def rival(plan: Plan) -> Savings | None:
     return min(plan.verdict.savings, key=lambda saving: saving.per_mtok, default=None)
 
 
+def baseline(saving: Savings) -> str:
+    """What a saving is measured against: `the best colocated fleet`."""
+    kind = "colocated" if saving.against == Answer.DO_NOT_DISAGGREGATE else saving.against
+    return f"the best {kind} fleet"
+
+
 def saving(plan: Plan) -> str:
     """The second half of the headline: what it saves, against what; empty without a baseline."""
     least = rival(plan)
     if least is None:
         return ""
     share, what = (least.per_hour, "") if plan.question.goal is Goal.RATE else (least.per_mtok, " per token")
-    against = least.against if least.against.startswith("the ") else f"the {least.against}"
+    against = baseline(least)
     if share < 0.0005:
         return f"as cheap{what} as {against}"
     return f"{percent(share)} cheaper{what} than {against}"
@@ -286,6 +311,25 @@ def advice(text: str) -> Advice:
     head, _, fix = text.partition("Fix:")
     what, _, why = head.partition("Why:")
     return Advice(what.strip(), why.strip(), fix.strip())
+
+
+def warnings(plan: Plan) -> tuple[Advice, ...]:
+    """What a reader must know first: a saving smaller than its own error band, then the plan's warnings."""
+    told = tuple(advice(text) for text in plan.warnings)
+    doubt = _doubt(plan)
+    return (doubt, *told) if doubt else told
+
+
+def _doubt(plan: Plan) -> Advice | None:
+    least = rival(plan)
+    band = max(plan.best.ttft_decode.trust.band, plan.best.tpot.trust.band)
+    if least is None or not 0 < least.per_mtok < band:
+        return None
+    return Advice(
+        f"The saving of {percent(least.per_mtok)} lies within the error band of the latencies, ± {percent(band)}.",
+        f"two fleets this close may change places; the rival is {least.baseline}.",
+        "measure both fleets on your workload before you commit; diptych validate compares your rows with the model",
+    )
 
 
 def named_options(plan: Plan) -> tuple[tuple[str, Option], ...]:

@@ -223,7 +223,7 @@ WORKLOAD = WorkloadSummary(
 )
 
 SPACE = Space(
-    axes={"accelerator": 41, "precision": 9, "parallelism": 12, "link": 11, "wire": 4},
+    axes={"prefill designs": 3400, "decode designs": 3400, "boundaries": 3, "colocated designs": 6620000},
     cartesian=41_300_000,
     effective=1_180_000,
     sized=6_240,
@@ -263,13 +263,13 @@ CHECKLIST = (
 
 
 FLIPS = (
-    Flip("price:H20-96GB", "USD/h", 1.8, 3.34, 0.9, 7.2, "H20-96GB decodes", "H100-SXM-80GB decodes",
+    Flip("price:H20-96GB", "USD/h", 1.8, 3.34, 0.9, 7.2, "H100-SXM-80GB → H20-96GB", "H100-SXM-80GB disaggregated",
          "Above 3.34 USD/h for an H20 the homogeneous disaggregated fleet is cheaper."),
-    Flip("bandwidth", "B/s", 50e9, 4.2e9, 1e9, 100e9, "apart", "colocated",
+    Flip("bandwidth", "B/s", 50e9, 4.2e9, 1e9, 100e9, "H100-SXM-80GB → H20-96GB", "H100-SXM-80GB colocated",
          "Below 4.2 GB/s the transfer breaks the TTFT limit."),
-    Flip("prompt length", "×", 1.0, None, 0.25, 4.0, "apart", "apart",
+    Flip("prompt length", "×", 1.0, None, 0.25, 4.0, "H100-SXM-80GB → H20-96GB", "H100-SXM-80GB → H20-96GB",
          "Between a quarter and four times the prompt length the answer stays."),
-    Flip("prefix hit rate", "share", 0.0, 0.72, 0.0, 0.95, "apart", "colocated",
+    Flip("prefix hit rate", "share", 0.0, 0.72, 0.0, 0.95, "H100-SXM-80GB → H20-96GB", "H100-SXM-80GB colocated",
          "Above 72 % prefix hits colocated is cheaper."),
 )  # fmt: skip
 
@@ -299,8 +299,8 @@ def heterogeneous_plan() -> Plan:
             Answer.HETEROGENEOUS,
             "decode is bound by memory bandwidth, and an H20 gives 1.7 times the bandwidth per dollar",
             (
-                Savings("the best homogeneous colocated fleet", colocated.label, 0.36, 0.36),
-                Savings("the best homogeneous disaggregated fleet", disaggregated.label, 0.31, 0.31),
+                Savings("do not disaggregate", colocated.label, 0.36, 0.36),
+                Savings("homogeneous disaggregated", disaggregated.label, 0.31, 0.31),
             ),
         ),
         best=best,
@@ -336,8 +336,8 @@ def colocated_plan() -> Plan:
         verdict=Verdict(
             Answer.DO_NOT_DISAGGREGATE,
             "prompts are too short to keep a prefill worker busy",
-            (Savings("the best homogeneous disaggregated fleet", "2 × H100", 0.18, 0.18),
-             Savings("the best heterogeneous fleet", plan.best.label, 0.04, 0.04)),
+            (Savings("homogeneous disaggregated", "2 × H100", 0.18, 0.18),
+             Savings("heterogeneous", plan.best.label, 0.04, 0.04)),
         ),
         alternatives=plan.alternatives[:2],
         warnings=(),
