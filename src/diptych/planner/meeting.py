@@ -14,7 +14,8 @@ from diptych.design.boundary import Boundary, Overlap, Ownership
 from diptych.perf.decode_pool import normal_quantile
 from diptych.perf.estimate import Array
 from diptych.perf.handoff import Handoff, handoff
-from diptych.perf.transfer import LinkLoad, link_load
+from diptych.perf.queueing import Wait
+from diptych.perf.transfer import LinkLoad, transfer_seconds
 from diptych.planner.delay import Delay
 from diptych.planner.enumerate import Candidate, shared_instances
 from diptych.planner.size import MOST_WORKERS, fewest, fluid
@@ -81,9 +82,15 @@ class Meeting:
         return np.asarray(np.minimum(mine, theirs))
 
     def link(self, rate: Any, prefill_workers: Any, decode_workers: Any) -> LinkLoad:
-        """The queue before one path: utilisation, seconds, wait."""
+        """The queue before one path (M/G/1): utilisation, seconds, wait. Only the part that grows with bytes varies."""
         mean, variation, posted = self._wire
-        return link_load(self.route, rate / self.paths(prefill_workers, decode_workers), mean, variation, posted)
+        each = rate / self.paths(prefill_workers, decode_workers)
+        seconds = float(transfer_seconds(self.route, mean, posted))
+        share = mean / self.route.achievable / seconds if seconds else 0.0
+        busy = np.asarray(each * seconds)
+        left = np.where(busy < 1, 1 - busy, 1.0)
+        waiting = np.where(busy < 1, seconds * (1 + variation * share**2) / 2 / left, np.inf)
+        return LinkLoad(busy, np.asarray(seconds), Wait(np.minimum(busy, 1.0), waiting))
 
     def delay(self, rate: Any, prefill_workers: Any, decode_workers: Any, extra: Any = 0.0) -> Delay:
         """TTFT: wait, prefill, conversion, the link's queue, what of the transfer is exposed; plus `extra`."""
@@ -211,8 +218,8 @@ def cheapest(
             if prefill_workers == least[0]:
                 break
         decode_workers += 1
-        if best is None and meeting.usd_per_hour(least[0], decode_workers) < below:
-            following = _next_decode(meeting, rate, decode_workers)
+        if best is None:
+            following = _next_decode(meeting, rate, least[0], decode_workers, below)
             if following is None:
                 break
             decode_workers = following
@@ -235,9 +242,7 @@ def _possible(meeting: Meeting) -> bool:
 def _fewest_prefill(meeting: Meeting, rate: float, decode_workers: int, start: int, below: float) -> int | None:
     """The fewest prefill workers beside `decode_workers` whose bill stays below `below`; None when there are none."""
     most = _affordable(meeting, decode_workers, below, start)
-    if most < start or not bool(
-        np.all(kept(meeting.margins(rate, math.inf if most >= MOST_WORKERS else most, decode_workers)))
-    ):
+    if most < start or not bool(np.all(kept(meeting.margins(rate, _endless(most), decode_workers)))):
         return None
     return fewest(lambda workers: kept(meeting.margins(rate, workers, decode_workers)), start, most)
 
@@ -294,8 +299,17 @@ def _fewest_nodes(meeting: Meeting, rate: float, x: int, y: int, start: int, mos
     return high
 
 
-def _next_decode(meeting: Meeting, rate: float, start: int) -> int | None:
-    """The fewest decode workers from `start` that TPOT, memory and link allow beside endless prefill workers."""
+def _next_decode(meeting: Meeting, rate: float, prefill_least: int, start: int, below: float) -> int | None:
+    """The decode count to try next when `start` − 1 failed; None when no larger one can do.
+
+    With more decode workers fewer prefill workers can be paid for. If what could be paid for at `start` fails even beside endless
+    decode workers, so does everything further on.
+    """
+    if meeting.usd_per_hour(prefill_least, start) >= below:
+        return None
+    most = _affordable(meeting, start, below, prefill_least)
+    if most < prefill_least or not bool(np.all(kept(meeting.margins(rate, _endless(most), math.inf)))):
+        return None
     names = ("link", "decode memory")
 
     def keeps(workers: Array) -> Any:
@@ -305,3 +319,7 @@ def _next_decode(meeting: Meeting, rate: float, start: int) -> int | None:
         )
 
     return fewest(keeps, start)
+
+
+def _endless(workers: int) -> float:
+    return math.inf if workers >= MOST_WORKERS else workers
