@@ -38,12 +38,14 @@ def compress(lengths: Lengths, points: int) -> Lengths:
 
 def merge(lengths: Lengths) -> Lengths:
     """Equal points put together, in order of ISL, OSL and cached tokens."""
-    values = np.column_stack([lengths.isl, lengths.osl, lengths.cached])
-    unique, inverse = np.unique(values, axis=0, return_inverse=True)
-    weight = np.bincount(inverse.ravel(), weights=lengths.weight, minlength=len(unique)).astype(np.float64)
-    kept = weight > 0
-    isl, osl, cached = unique[kept].T
-    return Lengths(isl, osl, cached, weight[kept])
+    order = np.lexsort(
+        (lengths.weight, lengths.cached, lengths.osl, lengths.isl)
+    )  # weights too: sums round alike in any order
+    order = order[lengths.weight[order] > 0]
+    isl, osl, cached, weight = (side[order] for side in (lengths.isl, lengths.osl, lengths.cached, lengths.weight))
+    new = (np.diff(isl, prepend=-1) != 0) | (np.diff(osl, prepend=-1) != 0) | (np.diff(cached, prepend=-1) != 0)
+    starts = np.flatnonzero(new)
+    return Lengths(isl[starts], osl[starts], cached[starts], np.add.reduceat(weight, starts))
 
 
 def _split(scaled: _FLOAT, weight: _FLOAT, points: int, largest: int) -> list[NDArray[np.intp]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 
 from diptych.errors import Finding, InvalidTrace
 from diptych.workload.compress import compress
-from diptych.workload.formats import QUANTILE_COLUMNS, Layout
+from diptych.workload.formats import QUANTILE_COLUMNS, Layout, read_rows
 from diptych.workload.lengths import Lengths
 
 _NORMAL = NormalDist()
@@ -113,13 +111,12 @@ def read_quantiles(path: Path, name: str, layout: Layout) -> Mapping[str, Mappin
     """A table of quantiles (model, field, cum_prob, tokens) by model and field. Raises `InvalidTrace` with all findings."""
     findings: list[Finding] = []
     rows: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    with (gzip.open if layout.gzipped else open)(path, "rt", encoding="utf-8-sig", newline="") as stream:
-        for line, row in enumerate(csv.DictReader(stream), start=2):
-            value = _quantile_row(row, f"{name}:{line}")
-            if isinstance(value, Finding):
-                findings.append(value)
-            else:
-                rows.setdefault((row["model"], row["field"]), []).append(value)
+    for line, row in read_rows(path, name, layout):
+        value = _quantile_row(row, f"{name}:{line}")
+        if isinstance(value, Finding):
+            findings.append(value)
+        else:
+            rows.setdefault((row["model"], row["field"]), []).append(value)
     tables: dict[str, dict[str, Quantiles]] = {}
     for (model, field), pairs in rows.items():
         prob, tokens = np.array(pairs).T
@@ -138,7 +135,7 @@ def read_quantiles(path: Path, name: str, layout: Layout) -> Mapping[str, Mappin
 def _quantile_row(row: Mapping[str, str], where: str) -> tuple[float, float] | Finding:
     try:
         prob, tokens = float(row["cum_prob"]), float(row["tokens"])
-    except (TypeError, ValueError):
+    except ValueError:
         return Finding(where, f"cum_prob {row['cum_prob']!r} or tokens {row['tokens']!r} is not a number")
     if not 0 <= prob <= 1 or not 0 <= tokens < math.inf:
         return Finding(where, f"cum_prob {prob:g} at {tokens:g} tokens is out of range", "0 to 1, and 0 tokens or more")

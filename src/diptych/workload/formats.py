@@ -121,7 +121,9 @@ def detect(path: Path, name: str, columns: Mapping[str, str] | None = None) -> L
     if first.lstrip().startswith("{"):
         return _jsonl_layout(first, name, gzipped, columns or {})
     if first.lstrip().startswith("["):
-        raise InvalidTrace(Finding(f"{name}:1", "a JSON array, not JSONL", "one JSON object a line"))
+        raise InvalidTrace(
+            Finding(f"{name}:1", "a JSON array, not JSONL", "one JSON object a line", "jq -c '.[]' FILE writes that")
+        )
     return _csv_layout(first, second, name, gzipped, columns or {})
 
 
@@ -166,6 +168,18 @@ def _jsonl_layout(first: str, name: str, gzipped: bool, columns: Mapping[str, st
     flat = flatten(record)
     sample = {key: "" if value is None else str(value) for key, value in flat.items()}
     return _assign("jsonl", tuple(flat), sample, name, gzipped, columns, ",")
+
+
+def read_rows(path: Path, name: str, layout: Layout) -> list[tuple[int, dict[str, str]]]:
+    """Line and cells by column of a small CSV table. Raises `InvalidTrace` for a file that cannot be read to its end."""
+    try:
+        with (gzip.open if layout.gzipped else open)(path, "rt", encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream, delimiter=layout.delimiter, restval="")
+            return [(reader.line_num, row) for row in reader]
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InvalidTrace(Finding(name, f"broken gzip: {error}", "a whole gzip file", "copy it again")) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidTrace(Finding(name, f"not a table of text: {error}", "a CSV file in UTF-8")) from None
 
 
 def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from diptych.errors import Finding, InvalidInput, InvalidTrace, did_you_mean
-from diptych.units import parse_count
 from diptych.workload.arrivals import rescale
-from diptych.workload.checks import MAX_TOKENS
-from diptych.workload.distributions import TruncatedLogNormal, independent, read_quantiles
+from diptych.workload.closed_forms import FORMS, fixed, lognormal
+from diptych.workload.distributions import independent, read_quantiles
 from diptych.workload.formats import Layout, detect
-from diptych.workload.lengths import Lengths
 from diptych.workload.presets import BUNDLED, DATA, PRESETS, SOURCES, preset
+from diptych.workload.rates import read_rates
 from diptych.workload.reuse import MAX_TOUCHES, Reuse
 from diptych.workload.stage import Progress
 from diptych.workload.trace import Trace
 from diptych.workload.workload import Arrivals, Workload
 
-FORMS = "a file, a bundled trace's name, preset:NAME, fixed:2048x128 or lognormal:mu=9.9,sigma=1,low=128,high=131072,osl=1024"
+_LENGTH_FIELDS = ("input_tokens", "output_tokens")
+_INDEPENDENT = "ISL and OSL taken as independent: the table has their quantiles only"
 Say = Callable[[str], None]
 
 
@@ -79,8 +74,7 @@ def _named(spec: str, reading: Reading, say: Say) -> Workload:
     if layout.format == "quantile table":
         return _from_quantiles(path, name, table, layout)
     if layout.format == "rate table":
-        hint = "give lengths as --workload, and the mean rate here as --rate: " + _mean_rates(path, layout)
-        raise InvalidTrace(Finding(name, "a rate table: rates without lengths", "a trace or a quantile table", hint))
+        return _from_rates(path, name, table, layout)
     return _from_trace(path, name, reading)
 
 
@@ -150,83 +144,43 @@ def _notes(trace: Trace, reuse: Reuse | None, reading: Reading) -> list[str]:
 
 def _from_quantiles(path: Path, name: str, model: str, layout: Layout) -> Workload:
     tables = read_quantiles(path, name, layout)
-    usable = [key for key, fields in tables.items() if {"input_tokens", "output_tokens"} <= set(fields)]
-    if model not in usable and (model or len(usable) != 1):
-        problem = f"no table {model!r} with input and output lengths" if model else "several tables in it"
-        raise InvalidTrace(
-            Finding(name, problem, f"{name}#MODEL with one of {', '.join(usable)}", did_you_mean(model, usable))
-        )
-    fields = tables[model or usable[0]]
-    lengths = independent(fields["input_tokens"], fields["output_tokens"])
-    notes = (
-        "ISL and OSL taken as independent: the table has their quantiles only",
-        "prefix reuse unknown; none assumed",
-    )
+    model = _pick(model, [key for key, fields in tables.items() if set(fields) >= set(_LENGTH_FIELDS)], name)
+    lengths = independent(*(tables[model][field] for field in _LENGTH_FIELDS))
     arrivals = Arrivals(0.0, note="no arrival times: give a rate")
-    return Workload(f"{name}#{model or usable[0]}", lengths, arrivals, 0, f"{name}, quantile table", notes)
+    source = f"{SOURCES.get(name, name)}, quantile table"
+    return Workload(
+        f"{name}#{model}", lengths, arrivals, 0, source, (_INDEPENDENT, "prefix reuse unknown; none assumed")
+    )
 
 
-def _mean_rates(path: Path, layout: Layout) -> str:
-    """Mean rate of each model of a rate table, as a sentence's end."""
-    rates: dict[str, list[float]] = {}
-    with (gzip.open if layout.gzipped else open)(path, "rt", encoding="utf-8-sig", newline="") as stream:
-        for row in csv.DictReader(stream):
-            try:
-                rates.setdefault(row["model"], []).append(float(row["total_rate_rps"]))
-            except (TypeError, ValueError):
-                continue
-    return ", ".join(f"{model} {np.mean(values):.4g}/s" for model, values in rates.items())
+def _from_rates(path: Path, name: str, model: str, layout: Layout) -> Workload:
+    """Rates of a table with the lengths of the bundled quantile table's model of the same name."""
+    rates, lengths_of = read_rates(path, name, layout), "servegen_length_quantiles.csv.gz"
+    known = read_quantiles(DATA / lengths_of, lengths_of, detect(DATA / lengths_of, lengths_of))
+    if not set(rates) & set(known):
+        mean = ", ".join(f"{key} {table.arrivals().rate:.4g}/s" for key, table in rates.items())
+        hint = f"give lengths as --workload and the mean rate as --rate: {mean}"
+        raise InvalidTrace(Finding(name, "a rate table: rates without lengths", f"a model of {lengths_of}", hint))
+    model = _pick(model, [key for key in rates if key in known], name)
+    lengths = independent(*(known[model][field] for field in _LENGTH_FIELDS))
+    notes = (f"lengths of {model} from the bundled {lengths_of}", _INDEPENDENT, "prefix reuse unknown; none assumed")
+    found = rates[model]
+    return Workload(f"{name}#{model}", lengths, found.arrivals(), found.requests, f"{name}, rate table", notes)
 
 
-def _fixed(text: str) -> Workload:
-    match = re.fullmatch(r"\s*([^x×/]+)[x×/]([^x×/]+)\s*", text)
-    sizes = _counts(dict(zip(("isl", "osl"), match.groups(), strict=True))) if match else {}
-    if not sizes:
-        raise InvalidInput(Finding("--workload", f"cannot read fixed:{text}", "fixed:ISLxOSL, such as fixed:2048x128"))
-    _in_reach(sizes, ("isl", "osl"))
-    return Workload(f"fixed:{text}", Lengths.fixed(sizes["isl"], sizes["osl"]), _unknown_rate(), 0, "as given")
+def _pick(model: str, usable: Sequence[str], name: str) -> str:
+    """The table asked for, or the only one there is."""
+    if model in usable or (not model and len(usable) == 1):
+        return model or usable[0]
+    problem = (
+        f"no table {model!r} that can be used"
+        if model
+        else "several tables in it"
+        if usable
+        else "no table of both lengths"
+    )
+    hint = did_you_mean(model, usable) if model else ""
+    raise InvalidTrace(Finding(name, problem, f"{name}#MODEL with one of {', '.join(usable)}", hint))
 
 
-def _lognormal(text: str) -> Workload:
-    wanted = ("mu", "sigma", "low", "high", "osl")
-    values = dict(part.split("=", 1) for part in text.replace(" ", "").split(",") if "=" in part)
-    problems = [f"{key} is missing" for key in wanted if key not in values]
-    problems += [f"{key!r} is unknown" for key in values if key not in wanted]
-    if problems:
-        expected = "lognormal:mu=9.9,sigma=1,low=128,high=131072,osl=1024"
-        raise InvalidInput(Finding("--workload", f"lognormal: {', '.join(problems)}", expected))
-    sizes = _counts(values)
-    osl = _in_reach(sizes, ("low", "high", "osl"))["osl"]
-    try:
-        prompts = TruncatedLogNormal(sizes["mu"], sizes["sigma"], sizes["low"], sizes["high"])
-    except ValueError as error:
-        raise InvalidInput(Finding("--workload", f"lognormal:{text}: {error}", FORMS)) from None
-    return Workload(f"lognormal:{text}", prompts.lengths(osl), _unknown_rate(), 0, "as given")
-
-
-def _counts(texts: Mapping[str, str]) -> dict[str, float]:
-    findings, values = [], {}
-    for key, text in texts.items():
-        try:
-            values[key] = parse_count(text)
-        except ValueError as error:
-            findings.append(Finding("--workload", f"{key}: {error}", "a count such as 2048 or 32k"))
-    if findings:
-        raise InvalidInput(findings)
-    return values
-
-
-def _in_reach(sizes: dict[str, float], keys: Sequence[str]) -> dict[str, float]:
-    """The sizes, if each is a number of tokens that a model can have."""
-    wrong = [Finding("--workload", f"{key} of {sizes[key]:g} tokens", f"1 to {MAX_TOKENS:,} tokens")
-             for key in keys if not 1 <= sizes[key] <= MAX_TOKENS]  # fmt: skip
-    if wrong:
-        raise InvalidInput(wrong)
-    return sizes
-
-
-def _unknown_rate() -> Arrivals:
-    return Arrivals(0.0, note="Poisson; no rate: give one")
-
-
-_FORMS: Mapping[str, Callable[[str], Workload]] = {"preset": preset, "fixed": _fixed, "lognormal": _lognormal}
+_FORMS: Mapping[str, Callable[[str], Workload]] = {"preset": preset, "fixed": fixed, "lognormal": lognormal}

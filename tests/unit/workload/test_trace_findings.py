@@ -163,10 +163,27 @@ def test_workloads_that_are_not_there(spec: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_rates_without_lengths_are_explained() -> None:
-    with pytest.raises(InvalidTrace) as caught:
-        load_workload(str(Path(__file__).parents[2] / "data" / "traces" / "servegen_rates_10min.csv.gz"))
-    assert "m-large 195.8/s" in str(caught.value)
+def test_rates_without_lengths_are_explained(tmp_path: Path) -> None:
+    (finding,) = refusal(tmp_path, "model,t_s,total_rate_rps\nmine,0,2\nmine,600,4\n")
+    assert "rates without lengths" in finding
+    assert "mine 3/s" in finding
+
+
+@pytest.mark.parametrize("row", ["m,0,-1", "m,0,nan", "m,x,1", "m,0", "m,inf,1"])
+def test_bad_rates(row: str, tmp_path: Path) -> None:
+    assert refusal(tmp_path, f"model,t_s,total_rate_rps\n{row}\n")[0].startswith("t.csv:2:")
+
+
+def test_rates_out_of_order(tmp_path: Path) -> None:
+    assert "out of order" in refusal(tmp_path, "model,t_s,total_rate_rps\nm,600,1\nm,0,1\n")[0]
+
+
+@pytest.mark.parametrize("head", ["model,t_s,total_rate_rps\n", "model,field,cum_prob,tokens\n"])
+def test_broken_tables(head: str, tmp_path: Path) -> None:
+    assert "empty" in refusal(tmp_path, head)[0]
+    rows = "".join(f"m{row},{row},{row},5\n" for row in range(30000)).encode()
+    assert "broken gzip" in refusal(tmp_path, gzip.compress(head.encode() + rows)[:-2000])[0]
+    assert "not a table of text" in refusal(tmp_path, head.encode() + rows + b"\xff\n")[0]
 
 
 @pytest.mark.parametrize("row", ["m,f,2,5", "m,f,0.5,-1", "m,f,x,1", "m,f,nan,1"])

@@ -151,6 +151,15 @@ def test_quantile_table_by_model(tmp_path: Path) -> None:
     assert len(load_workload(path).lengths) == 9
 
 
+def test_rate_table_takes_the_lengths_of_its_model() -> None:
+    path = Path(__file__).parents[2] / "data" / "traces" / "servegen_rates_10min.csv.gz"
+    workload = load_workload(f"{path}#m-large")
+    assert workload.arrivals.rate == pytest.approx(195.8439, abs=1e-3)  # published with the trace, as is the peak
+    assert workload.arrivals.peak_to_mean == pytest.approx(2.977, abs=1e-3)
+    assert workload.requests == pytest.approx(236892826, rel=1e-5)
+    assert workload.lengths.mean_isl == pytest.approx(914.3, rel=0.015)
+
+
 def test_columns_text_reports_every_mistake() -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_columns("isl=a, iosl=b, c")
