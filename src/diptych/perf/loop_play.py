@@ -24,7 +24,8 @@ EPS = 1e-12
 class Protocol:
     """How a load test drives its loop.
 
-    `rounds` requests per client, all clients starting at once; answer lengths uniform in [spread·longest, longest].
+    `rounds` requests per client; answer lengths uniform in [spread·longest, longest]. All clients start at once, or evenly
+    over the share `ramp` of the first answer's time.
     `frontend` (s) passes between a client's sending and the engine's having the request; the engine looks for new requests
     every `poll` steps (always when idle), and not before `cold` (s): what compiles or connects on first use.
     """
@@ -34,6 +35,7 @@ class Protocol:
     frontend: float = 0.0
     poll: float = 1.0
     cold: float = 0.0
+    ramp: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,10 @@ class Play:
         self.free_at = np.where(np.arange(workers.max()) < workers[:, None], cold[:, None], np.inf)
         self.now, self.tick, self.seen = cold.copy(), np.zeros(rows), np.zeros(rows)
         self.arrival = np.full((rows, int(self.total.max()) + 2 * width), np.inf)
-        self.arrival[:, :width] = np.where(np.arange(width) < clients[:, None], self.frontend[:, None], np.inf)
+        ramp = np.array([loop.protocol.ramp * loop.osl * loop.step[-1] / loop.clients for loop in loops])
+        order = np.arange(width)
+        starts = self.frontend[:, None] + ramp[:, None] * order
+        self.arrival[:, :width] = np.where(order < clients[:, None], starts, np.inf)
         self.arrived, self.admitted, self.done = clients.copy(), np.zeros(rows, int), np.zeros(rows, int)
         self.finish, self.join = np.full((rows, width), np.inf), np.full((rows, width), np.inf)
         self.asked, self.first, self.length = np.zeros((rows, width)), np.zeros((rows, width)), np.ones((rows, width))

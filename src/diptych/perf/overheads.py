@@ -1,4 +1,4 @@
-"""What a request pays outside engine steps, by engine: seconds fitted to published load tests, not derived.
+"""What a disaggregated request pays outside engine steps, by engine: fitted to published load tests, not derived.
 
 `benchmarks/fit_overheads.py` makes `data/overheads.json` from the calibration half of the rows.
 """
@@ -13,11 +13,12 @@ from importlib.resources import files
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """Seconds of one request: `frontend` (HTTP, tokenising, scheduling, first token back); `handoff` (router, handshake and
-    transfer set-up between a prefill and a decode worker, bytes excluded); `cold` that the first requests of a fresh
-    disaggregated deployment wait for connections and compilation."""
+    """Seconds of one disaggregated request that no engine step holds.
 
-    frontend: float
+    `handoff`: router, handshake and transfer set-up between a prefill and a decode worker, bytes excluded. `cold`: what the
+    first requests of a fresh deployment wait for connections and compilation.
+    """
+
     handoff: float
     cold: float
 
@@ -31,4 +32,4 @@ def overheads(engine: str) -> Overheads:
 @lru_cache(maxsize=1)
 def _table() -> dict[str, Overheads]:
     document = json.loads(files("diptych.perf").joinpath("data/overheads.json").read_text(encoding="utf-8"))
-    return {engine: Overheads(row["frontend"], row["handoff"], row["cold"]) for engine, row in document.items()}
+    return {engine: Overheads(**row) for engine, row in document.items()}

@@ -34,6 +34,7 @@ class Stepping:
 _ENGINES = {
     "vllm": Stepping(8192, True, 1024),
     "trtllm": Stepping(8192, True, 2048, reserves=True),
+    "trtllm-cpp": Stepping(8192, True, 2048, reserves=True),  # the C++ runtime and engine files, before its PyTorch one
     "sglang": Stepping(8192, False, 4096),
 }
 

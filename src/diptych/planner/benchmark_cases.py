@@ -27,7 +27,8 @@ class Unanswerable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A row with its workers. `prefill` is None when one worker does both; counts are of workers."""
+    """A row with its workers. `prefill` is None when one worker does both; counts are of workers, and `prefill_workers` 0
+    means as many as keep up with the decode side."""
 
     row: Row
     decode: Worker
@@ -90,7 +91,7 @@ def case_of(row: Row, catalog: Catalog) -> Case:
     """
     notes: list[str] = []
     accelerator, model = _named(row, catalog, notes)
-    engine = engine_name(row.engine)
+    engine = engine_name(row.engine, row.engine_version, row.source)
     precision = _precision(row, model, accelerator, engine, notes)
     isl, osl = _lengths(row, model, notes)
     worker, workers = _decode_worker(row, model, accelerator, precision, engine, notes)
@@ -108,12 +109,18 @@ def case_of(row: Row, catalog: Catalog) -> Case:
     return _with_prefill(case) if row.kind is Kind.DISAGGREGATED else case
 
 
-def engine_name(spelling: str) -> str:
-    """vllm, sglang or trtllm: the engine that a framework's spelling names; vllm for those whose steps we don't know."""
+def engine_name(spelling: str, version: str = "", source: str = "") -> str:
+    """vllm, sglang, trtllm or trtllm-cpp: what a framework's spelling names; vllm for those whose steps we don't know.
+
+    TensorRT-LLM ran engine files on its C++ runtime before 0.20; its PyTorch runtime is another engine with other host costs.
+    """
     folded = spelling.casefold()
     if "sglang" in folded:
         return "sglang"
-    return "trtllm" if re.search(r"tensorrt|trtllm|trt-llm", folded) else "vllm"
+    if not re.search(r"tensorrt|trtllm|trt-llm", folded):
+        return "vllm"
+    release = re.match(r"0\.(\d+)", version or "9") if "TensorRT-LLM" in source else None
+    return "trtllm-cpp" if release and int(release[1]) < 20 else "trtllm"
 
 
 def _named(row: Row, catalog: Catalog, notes: list[str]) -> tuple[Accelerator, Model]:
@@ -162,7 +169,7 @@ def _kv_format(weights: Dtype, accelerator: Accelerator, engine: str) -> Dtype:
     """TensorRT-LLM keeps the cache of a quantised model in FP8, as do the others where FP4 exists; else 16 bit."""
     quantised = weights in (Dtype.FP8, Dtype.FP4)
     native = any(dtype.is_fp8 for dtype in accelerator.peak_flops)
-    narrow = quantised and native and (engine == "trtllm" or Dtype.FP4 in accelerator.peak_flops)
+    narrow = quantised and native and (engine.startswith("trtllm") or Dtype.FP4 in accelerator.peak_flops)
     return Dtype.FP8 if narrow else Dtype.BF16
 
 
@@ -198,15 +205,14 @@ def _protocol(row: Row, accelerator: Accelerator, engine: str) -> Protocol:
     InferenceX draws lengths uniformly from 0.8 to 1 of the nominal ones and sends 10 requests per client, all clients at once
     (its benchmark scripts: --random-range-ratio 0.8, --num-prompts 10·concurrency, --request-rate inf); its SGLang servers on
     B200 look for requests every 10 steps, every 30 from 16 clients on (--scheduler-recv-interval). GPUStack's lab sends its
-    whole dataset at once with natural lengths. Elsewhere lengths are fixed.
+    whole dataset at once with natural lengths. Elsewhere lengths are fixed and clients start apart.
     """
-    frontend = overheads(engine).frontend
     if row.source.startswith("GPUStack"):
-        return Protocol(1 if (row.concurrency or 0) >= 16 else 10, 0.0, frontend)
+        return Protocol(1 if (row.concurrency or 0) >= 16 else 10, 0.0)
     if not is_sweep(row):
-        return Protocol(10, 1.0, frontend)
+        return Protocol(10, 1.0, ramp=1.0)
     polls = engine == "sglang" and accelerator.name.startswith("B200") and row.kind is Kind.CLOSED
-    return Protocol(10, SWEEP_SPREAD, frontend, (30.0 if (row.concurrency or 0) >= 16 else 10.0) if polls else 1.0)
+    return Protocol(10, SWEEP_SPREAD, poll=(30.0 if (row.concurrency or 0) >= 16 else 10.0) if polls else 1.0)
 
 
 _DRAFTING = re.compile(r"1\.2\.0rc6\.post3")
@@ -229,7 +235,7 @@ def _decode_worker(
     ranks = row.decode
     base = Worker(model, accelerator, precision, Parallelism(), engine, max_batch=_batch_limit(row))
     if ranks.tp or ranks.dp > 1:
-        worker = replace(base, parallelism=_parallelism(ranks, model, notes))
+        worker = replace(base, parallelism=_parallelism(ranks, model, notes, row.kind is Kind.DISAGGREGATED))
         workers = row.decode_workers or _workers(row.gpus, worker.accelerators, row.kind)
     else:
         if not row.gpus:
@@ -245,11 +251,11 @@ def _batch_limit(row: Row) -> int:
     return int(row.batch or 0) if row.kind is Kind.STATIC else 0
 
 
-def _parallelism(ranks: Ranks, model: Model, notes: list[str]) -> Parallelism:
+def _parallelism(ranks: Ranks, model: Model, notes: list[str], apart: bool) -> Parallelism:
     tp, pp, dp = max(ranks.tp, 1), max(ranks.pp, 1), max(ranks.dp, 1)
     heads = max((attention.heads for _, attention in model.attention_groups()), default=1)
     if heads % tp:
-        if not model.is_moe:
+        if not model.is_moe or not apart:
             raise Unanswerable(f"TP {tp} does not divide {heads} heads")
         notes.append(f"TP {tp} does not divide {heads} heads: run as attention DP with EP")
         return Parallelism(1, pp, max(tp * dp, 1), tp * dp)
@@ -279,7 +285,7 @@ def _with_prefill(case: Case) -> Case:
     row, notes = case.row, list(case.assumptions)
     found = _recipes(case)
     if row.prefill_workers and row.decode_workers and (row.prefill.tp or row.prefill.dp):
-        parallelism = _parallelism(row.prefill, case.decode.model, notes)
+        parallelism = _parallelism(row.prefill, case.decode.model, notes, True)
         cold = any(recipe.largest and recipe.concurrency == row.concurrency for recipe in found)
         return _apart(
             case, parallelism, row.prefill_workers, case.decode.parallelism, row.decode_workers, 0, cold, notes
@@ -293,7 +299,7 @@ def _with_prefill(case: Case) -> Case:
     if _is_half(row, case.decode.model):
         raise Unanswerable("workers not recorded: both sides hold half of all accelerators")
     if row.prefill.tp or row.prefill.dp:
-        parallelism = _parallelism(row.prefill, case.decode.model, notes)
+        parallelism = _parallelism(row.prefill, case.decode.model, notes, True)
     else:
         parallelism = case.decode.parallelism
         notes.append("prefill workers not recorded: parallel as the decode side")
@@ -345,8 +351,10 @@ def _recipes(case: Case) -> tuple[Recipe, ...]:
 
 
 def _chosen(found: tuple[Recipe, ...], row: Row, notes: list[str]) -> Recipe:
-    """One of the configurations; without MTP where both were run and the row doesn't say."""
+    """One of the configurations. Where both were run at this concurrency and the row doesn't say which, TensorRT-LLM is taken
+    with MTP, as most of its points were, and the others without."""
     exact = found[0].concurrency == row.concurrency
     note = "workers by InferenceX's recipe for " + ("this" if exact else "the nearest") + " concurrency"
     notes.append(note if len(found) == 1 else f"{note}, one of {len(found)}")
-    return next((recipe for recipe in found if not recipe.mtp), found[0])
+    wanted = engine_name(row.engine) == "trtllm"
+    return next((recipe for recipe in found if recipe.mtp is wanted), found[0])

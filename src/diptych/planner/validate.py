@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from diptych.perf.estimate import Array, Basis, Timing
 from diptych.perf.memory import kv_capacity
 from diptych.perf.model import PerfModel
 from diptych.perf.overheads import overheads
-from diptych.perf.pools import ColocatedPool
+from diptych.perf.pools import ColocatedPool, PrefillPool
 from diptych.planner.benchmark_cases import Case, Unanswerable, case_of
 from diptych.planner.benchmark_rows import Kind, Row, Unread
 from diptych.workload.lengths import Lengths
@@ -80,9 +80,15 @@ def predict(
             unanswered.append(Unread(row.number, str(reason)))
     results = dict(zip(loops, play([loop for loop, _ in loops.values()]), strict=True))
     for case, key in waiting:
-        result = results[key]
+        result = _delivered(case, perf, results[key])
         predictions[case.row.number] = _prediction(case, loops[key][1], result.ttft, result.tpot, _output(case, result))
     return Answers(tuple(predictions[number] for number in sorted(predictions)), tuple(unanswered))
+
+
+def _delivered(case: Case, perf: PerfModel, result: LoopResult) -> LoopResult:
+    """The result as a client sees it: with what lies between engine and client, if the model knows it."""
+    known = getattr(perf, "delivery", None)
+    return result if known is None else replace(result, ttft=result.ttft + float(known(case.decode, result.tpot)))
 
 
 def _same_load(case: Case) -> Any:
@@ -138,12 +144,22 @@ def _loop(case: Case, perf: PerfModel) -> Loop:
     kv = kv_capacity(case.decode)
     if case.prefill is not None:
         return DisaggregatedTest(
-            case.prefill, case.decode, case.isl, case.osl, concurrency, kv, case.prefill_workers, case.decode_workers,
+            case.prefill, case.decode, case.isl, case.osl, concurrency, kv, case.prefill_workers or _matched(case, perf),
+            case.decode_workers,
             _transfer(case), case.protocol, case.drafts,
         ).loop(perf)  # fmt: skip
     return ColocatedTest(
         case.decode, case.isl, case.osl, concurrency, kv, case.decode_workers, case.protocol, case.drafts
     ).loop(perf)
+
+
+def _matched(case: Case, perf: PerfModel) -> int:
+    """Prefill workers whose capacity is at least the rate at which the decode side finishes requests."""
+    assert case.prefill is not None
+    each = (case.row.concurrency or 1.0) / case.decode_workers
+    step = _seconds(perf.decode(case.decode, each, case.isl + case.osl / 2).seconds)
+    pool = PrefillPool(perf, case.prefill, Lengths.fixed(case.isl, case.osl))
+    return max(1, int(np.ceil((case.row.concurrency or 1.0) / (case.osl * step) / pool.capacity)))
 
 
 def _transfer(case: Case) -> float:
