@@ -106,9 +106,12 @@ def parse_columns(text: str, where: str = "--columns") -> dict[str, str]:
 
 
 def is_gzipped(path: Path) -> bool:
-    """Whether the first two bytes are gzip's."""
-    with path.open("rb") as stream:
-        return stream.read(2) == GZIP_MAGIC
+    """Whether the first two bytes are gzip's. Raises `InvalidTrace` for a file that may not be read."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(2) == GZIP_MAGIC
+    except OSError as error:
+        raise InvalidTrace(Finding(path.name, f"cannot be opened: {error.strerror}", "a file to read")) from None
 
 
 def detect(path: Path, name: str, columns: Mapping[str, str] | None = None) -> Layout:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_TOUCHES = 20_000_000  # block touches held while measuring, 8 bytes each and about ten arrays
+MAX_TOUCHES = 10_000_000  # block touches held while measuring, at about 100 bytes each
 NEVER = np.iinfo(np.int64).max
 _INT = NDArray[np.int64]
 _FLOAT = NDArray[np.float64]

@@ -173,6 +173,12 @@ def _gzip_problem(path: Path) -> str:
     return ""
 
 
+def raise_sentence(error: BaseException | None, name: str) -> None:
+    """Turn DuckDB's own errors, such as a full disk, into an `InvalidTrace`; let others pass."""
+    if isinstance(error, duckdb.Error):
+        raise InvalidTrace(_unreadable(str(error), name)) from None
+
+
 def _unreadable(message: str, name: str) -> Finding:
     """A sentence for what DuckDB could not read."""
     first = message.splitlines()[0]

@@ -21,7 +21,7 @@ from diptych.workload.checks import check
 from diptych.workload.formats import Layout, detect
 from diptych.workload.lengths import Lengths
 from diptych.workload.reuse import MAX_TOUCHES, Reuse, measure_reuse
-from diptych.workload.stage import Progress, connect, sort_by_arrival, stage
+from diptych.workload.stage import Progress, connect, raise_sentence, sort_by_arrival, stage
 from diptych.workload.stage import drop_empty as drop
 
 EXACT_PAIRS = 100_000  # distinct (ISL, OSL) pairs kept as they are; above, cells of 1/64 octave, means kept
@@ -49,8 +49,9 @@ class Trace:
         self._folder = tempfile.TemporaryDirectory(prefix="diptych-trace-")
         try:
             self._open(path, sort, drop_empty or self.layout.zero_is_failure, progress)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            raise_sentence(error, self.name)
             raise
 
     def _open(self, path: Path, sort: bool, drop_empty: bool, progress: Progress | None) -> None:
@@ -72,6 +73,7 @@ class Trace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        raise_sentence(error, self.name)
 
     def close(self) -> None:
         """Drop the table and its files."""

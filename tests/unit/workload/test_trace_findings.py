@@ -10,6 +10,7 @@ import pytest
 
 from diptych.errors import InvalidTrace
 from diptych.workload.load import load_workload
+from diptych.workload.trace import Trace
 
 HEAD = "arrival_s,input_tokens,output_tokens\n"
 LONG = (HEAD + "".join(f"{row},{row % 900 + 1},{row % 90 + 1}\n" for row in range(5000))).encode()
@@ -194,3 +195,17 @@ def test_bad_quantiles(row: str, tmp_path: Path) -> None:
 def test_quantiles_that_fall(tmp_path: Path) -> None:
     text = "model,field,cum_prob,tokens\nm,input_tokens,0.1,9\nm,input_tokens,0.2,5\n"
     assert "not ascending" in refusal(tmp_path, text)[0]
+
+
+def test_files_that_cannot_be_read_end_in_a_sentence() -> None:
+    with pytest.raises(InvalidTrace, match="cannot be opened"):
+        load_workload("/proc/self/mem")  # a file by its looks, refused by the kernel
+
+
+def test_errors_of_the_database_end_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(HEAD + "0,5,5\n")
+    trace = Trace(path)
+    trace._con.execute("DROP TABLE request")
+    with pytest.raises(InvalidTrace, match="cannot be read: Catalog Error"), trace:
+        trace.lengths()

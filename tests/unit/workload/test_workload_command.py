@@ -63,3 +63,14 @@ def test_every_preset_is_json() -> None:
     for name in ("batch", "agent"):
         found = json.loads(run(f"preset:{name}", "--json").stdout)
         assert found["regime"]["sentence"]
+
+
+def test_every_key_of_the_document_is_documented(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "workload.md").read_text(encoding="utf-8").partition("## JSON")[2]
+    found = json.loads(run("mooncake_arxiv_first1000.jsonl.gz", "--json", cwd=tmp_path).stdout)
+    keys = set(found)
+    for value in found.values():
+        parts = value if isinstance(value, dict) else {}
+        rows = [row for rows in parts.values() if isinstance(rows, list) for row in rows]
+        keys |= set(parts) | {key for row in rows for key in row}
+    assert {key for key in keys if f"`{key}`" not in page} == set()
