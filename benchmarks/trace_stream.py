@@ -45,9 +45,17 @@ def read_trace(path: Path) -> dict[str, float]:
 def measure(path: Path) -> None:
     begin = time.perf_counter()
     workload = load_workload(str(path))
-    seconds = time.perf_counter() - begin
-    cpu = time.process_time()
+    seconds, cpu = time.perf_counter() - begin, time.process_time()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts kibibytes
+    print(json.dumps({"rows": workload.requests, "points": len(workload.lengths), "seconds": seconds,
+                      "cpu_seconds": cpu, "peak_bytes": peak}))  # fmt: skip
+
+
+def main(rows: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "week.csv.gz"
+        write_trace(path, rows)
+        size, read = path.stat().st_size, read_trace(path)
     print(f"{rows:,} rows, {size / 1e6:.0f} MB of gzip: {read['seconds']:.1f} s ({rows / read['seconds']:,.0f} rows/s), "
           f"{read['cpu_seconds']:.1f} CPU-s, peak memory {read['peak_bytes'] / 1e6:.0f} MB")  # fmt: skip
     print(json.dumps(read))
