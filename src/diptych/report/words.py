@@ -261,9 +261,9 @@ def saving(plan: Plan) -> str:
         return ""
     share, what = (least.per_hour, "") if plan.question.goal is Goal.RATE else (least.per_mtok, " per token")
     against = baseline(least)
-    if share < 0.0005:
+    if abs(share) < 0.0005:
         return f"as cheap{what} as {against}"
-    return f"{percent(share)} cheaper{what} than {against}"
+    return f"{percent(abs(share))} {'cheaper' if share > 0 else 'dearer'}{what} than {against}"
 
 
 def purpose(plan: Plan) -> str:

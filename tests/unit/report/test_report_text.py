@@ -61,6 +61,16 @@ def test_headline_of_a_budget_compares_per_token() -> None:
     assert "31 % cheaper per token than" in words.headline(asked)
 
 
+@pytest.mark.parametrize(
+    ("share", "told"), [(0.2, "20 % cheaper than"), (-0.2, "20 % dearer than"), (0.0, "as cheap as")]
+)
+def test_headline_of_a_pinned_pair_says_what_the_pin_costs(share: float, told: str) -> None:
+    plan = heterogeneous_plan()
+    (one, _) = plan.verdict.savings
+    pinned = replace(plan, verdict=replace(plan.verdict, savings=(replace(one, per_hour=share, per_mtok=share),)))
+    assert f": {told} the best colocated fleet" in words.headline(pinned)
+
+
 def test_headline_without_a_rival_claims_no_saving() -> None:
     plan = heterogeneous_plan()
     alone = replace(plan, verdict=replace(plan.verdict, savings=()))
