@@ -36,6 +36,7 @@ class Case:
     isl: float
     osl: float
     protocol: Protocol
+    choose_tp: bool = False
     prefill: Worker | None = None
     prefill_workers: int = 0
     drafts: int = 0
@@ -103,6 +104,7 @@ def case_of(row: Row, catalog: Catalog) -> Case:
         isl * mean,
         osl * mean,
         _protocol(row, accelerator, engine),
+        choose_tp=not (row.decode.tp or row.decode.dp > 1),
         drafts=_drafts(row, notes),
         assumptions=tuple(notes),
     )
@@ -233,7 +235,7 @@ def _decode_worker(
     row: Row, model: Model, accelerator: Accelerator, precision: Precision, engine: str, notes: list[str]
 ) -> tuple[Worker, int]:
     ranks = row.decode
-    base = Worker(model, accelerator, precision, Parallelism(), engine, max_batch=_batch_limit(row))
+    base = Worker(model, accelerator, precision, Parallelism(), engine, max_batch=_batch_limit(row, engine))
     if ranks.tp or ranks.dp > 1:
         worker = replace(base, parallelism=_parallelism(ranks, model, notes, row.kind is Kind.DISAGGREGATED))
         workers = row.decode_workers or _workers(row.gpus, worker.accelerators, row.kind)
@@ -247,8 +249,11 @@ def _decode_worker(
     return worker, workers
 
 
-def _batch_limit(row: Row) -> int:
-    return int(row.batch or 0) if row.kind is Kind.STATIC else 0
+def _batch_limit(row: Row, engine: str) -> int:
+    """A static batch is the batch; GPUStack's lab ran vLLM with its default of 256 sequences."""
+    if row.kind is Kind.STATIC:
+        return int(row.batch or 0)
+    return 256 if row.source.startswith("GPUStack") and engine == "vllm" else 0
 
 
 def _parallelism(ranks: Ranks, model: Model, notes: list[str], apart: bool) -> Parallelism:
@@ -260,7 +265,9 @@ def _parallelism(ranks: Ranks, model: Model, notes: list[str], apart: bool) -> P
         notes.append(f"TP {tp} does not divide {heads} heads: run as attention DP with EP")
         return Parallelism(1, pp, max(tp * dp, 1), tp * dp)
     ep = ranks.ep if model.is_moe and ranks.ep > 1 else 1
-    return Parallelism(tp, pp, ep if ep <= tp * dp else tp * dp, dp)
+    if model.is_moe and dp > 1 and ep == 1:
+        ep = tp * dp  # attention DP never copies the experts
+    return Parallelism(tp, pp, min(ep, tp * dp), dp)
 
 
 def _workers(gpus: int, size: int, kind: Kind) -> int:
@@ -268,16 +275,22 @@ def _workers(gpus: int, size: int, kind: Kind) -> int:
 
 
 def _smallest(base: Worker, row: Row, notes: list[str]) -> Worker:
-    """The smallest power of two of ranks whose memory holds the weights and a few sequences."""
-    for tp in (1, 2, 4, 8, 16, 32, 64):
-        if tp > row.gpus:
-            break
-        worker = replace(base, parallelism=Parallelism(tp, 1, 1, 1))
-        need = float(base.model.kv_bytes(4096.0, base.precision.kv)) * 32
+    """The smallest power of two of ranks whose memory holds the weights and one request."""
+    need = float(base.model.kv_bytes((row.isl or 1024.0) + (row.osl or 1024.0), base.precision.kv))
+    for worker in layouts(base, row.gpus):
         if kv_capacity(worker) >= need:
-            notes.append(f"parallelism not recorded: the smallest that fits, TP {tp}")
+            notes.append(
+                "parallelism not recorded: " + ("the best of those that fit" if row.gpus > 1 else "one accelerator")
+            )
             return worker
     raise Unanswerable("weights do not fit on the recorded accelerators")
+
+
+def layouts(base: Worker, gpus: int) -> tuple[Worker, ...]:
+    """Workers of 1, 2, 4 … accelerators by TP, as many as there are and heads allow."""
+    heads = min((attention.heads for _, attention in base.model.attention_groups()), default=1)
+    sizes = [tp for tp in (1, 2, 4, 8, 16, 32, 64) if tp <= gpus and heads % tp == 0]
+    return tuple(replace(base, parallelism=Parallelism(tp, 1, 1, 1)) for tp in sizes)
 
 
 def _with_prefill(case: Case) -> Case:
@@ -352,9 +365,9 @@ def _recipes(case: Case) -> tuple[Recipe, ...]:
 
 def _chosen(found: tuple[Recipe, ...], row: Row, notes: list[str]) -> Recipe:
     """One of the configurations. Where both were run at this concurrency and the row doesn't say which, TensorRT-LLM is taken
-    with MTP, as most of its points were, and the others without."""
+    with MTP, as most of its points were, and the others without. Rows named DeepSeek-V3 are the sample's without MTP."""
     exact = found[0].concurrency == row.concurrency
     note = "workers by InferenceX's recipe for " + ("this" if exact else "the nearest") + " concurrency"
     notes.append(note if len(found) == 1 else f"{note}, one of {len(found)}")
-    wanted = engine_name(row.engine) == "trtllm"
+    wanted = engine_name(row.engine) == "trtllm" and "V3" not in row.model
     return next((recipe for recipe in found if recipe.mtp is wanted), found[0])

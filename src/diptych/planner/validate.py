@@ -19,7 +19,7 @@ from diptych.perf.memory import kv_capacity
 from diptych.perf.model import PerfModel
 from diptych.perf.overheads import overheads
 from diptych.perf.pools import ColocatedPool, PrefillPool
-from diptych.planner.benchmark_cases import Case, Unanswerable, case_of
+from diptych.planner.benchmark_cases import Case, Unanswerable, case_of, layouts
 from diptych.planner.benchmark_rows import Kind, Row, Unread
 from diptych.workload.lengths import Lengths
 
@@ -185,19 +185,35 @@ Figures = tuple[float | None, float | None, float | None]
 
 def _offline(case: Case, perf: PerfModel) -> Figures:
     """Throughput with the batch that memory holds, prompts and answers in balance."""
-    pool = ColocatedPool(perf, case.decode, Lengths.fixed(case.isl, case.osl), kv_capacity(case.decode))
-    return None, None, pool.capacity * case.osl * case.decode_workers
+    pool, workers = _best_pool(case, perf)
+    return None, None, pool.capacity * case.osl * workers
 
 
 def _server(case: Case, perf: PerfModel) -> Figures:
     """Latencies of Poisson arrivals at the row's rate; the rate itself is what is put out while it can be held."""
-    pool = ColocatedPool(perf, case.decode, Lengths.fixed(case.isl, case.osl), kv_capacity(case.decode))
     rate = case.row.rate
     if not rate:
         raise Unanswerable("no request rate")
-    state = pool.at(min(rate, pool.capacity * case.decode_workers * 0.999), case.decode_workers)
+    pool, workers = _best_pool(case, perf)
+    most = pool.capacity * workers
+    state = pool.at(min(rate, most * 0.999), workers)
     ttft, tpot = float(state.ttft.mean), float(state.tpot_mean)
-    return (ttft if np.isfinite(ttft) else None), tpot, min(rate, pool.capacity * case.decode_workers) * case.osl
+    return (ttft if np.isfinite(ttft) else None), tpot, min(rate, most) * case.osl
+
+
+def _best_pool(case: Case, perf: PerfModel) -> tuple[ColocatedPool, int]:
+    """The pool of the case's workers and their count; where TP is not recorded, the TP of highest throughput."""
+    lengths = Lengths.fixed(case.isl, case.osl)
+    total = case.decode.accelerators * case.decode_workers
+    choices = [case.decode]
+    if case.choose_tp:
+        larger = (
+            worker for worker in layouts(case.decode, min(total, 8)) if worker.accelerators > case.decode.accelerators
+        )
+        choices += [worker for worker in larger if total % worker.accelerators == 0]
+    pools = [ColocatedPool(perf, worker, lengths, kv_capacity(worker)) for worker in choices]
+    best = max(pools, key=lambda pool: pool.capacity / pool.worker.accelerators)
+    return best, total // best.worker.accelerators
 
 
 def _static(case: Case, perf: PerfModel) -> Figures:
