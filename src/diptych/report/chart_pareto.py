@@ -23,8 +23,8 @@ _LEGEND = {"labelExpr": "replace(datum.label, 'homogeneous, ', '')"}
 
 
 def pareto_charts(plan: Plan) -> tuple[Chart, ...]:
-    """Cost against TPOT, TTFT and goodput; empty when the plan has no front."""
-    if not plan.pareto:
+    """Cost against TPOT, TTFT and goodput; empty when the plan has no front or nothing in it has a price."""
+    if not any(point.usd_per_hour for point in plan.pareto):
         return ()
     return (
         _chart(plan, "tpot", "TPOT p90 (ms)", 1e3, "Cost against time per output token", 340, wide=True),

@@ -156,12 +156,15 @@ def _specs(groups: dict[str, tuple[Chart, ...]]) -> dict[str, Any]:
 def facts(plan: Plan) -> tuple[Fact, ...]:
     """The strip under the headline."""
     best = plan.best
-    rest = f"{format_usd(best.usd_per_mtok_input)} input, {format_usd(best.usd_per_mtok_total)} all tokens"
     size = f"{words.plural(best.accelerators, 'accelerator')}, {words.power(best.power_w)}"
+    parts = f"{format_usd(best.usd_per_mtok_input)} input, {format_usd(best.usd_per_mtok_total)} all tokens"
+    cost = (
+        Fact("Bill", f"{format_usd(best.usd_per_hour)} USD/h", size),
+        Fact("Per million output tokens", f"{format_usd(best.usd_per_mtok_output)} USD", parts),
+    )
     spare = f"{words.percent(best.headroom)} above the load; {words.binding(best)} binds"
     return (
-        Fact("Bill", f"{format_usd(best.usd_per_hour)} USD/h", size),
-        Fact("Per million output tokens", f"{format_usd(best.usd_per_mtok_output)} USD", rest),
+        *(cost if best.usd_per_hour else (Fact("Owned, not priced", f"{best.accelerators}", size),)),
         _latency_fact(plan, "ttft"),
         _latency_fact(plan, "tpot"),
         Fact("Goodput", f"{words.count(best.goodput)} req/s", spare),

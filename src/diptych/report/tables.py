@@ -27,7 +27,7 @@ def plan_text(plan: Plan, written: Sequence[str] = (), plot: bool = True) -> Gro
         _section("Bill and latency", _numbers(plan)),
         _section("Compared, all at the same load and SLO (latencies p90)", _compared(plan)),
     ]
-    if plot and len(plan.pareto) > 1:
+    if plot and len(plan.pareto) > 1 and plan.best.usd_per_hour:
         parts.append(_section("USD per million tokens against TPOT p90", Text(pareto_plot(plan))))
     parts += [_warning(advice) for advice in words.warnings(plan)]
     parts.append(_considered(plan))

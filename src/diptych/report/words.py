@@ -255,20 +255,39 @@ def baseline(saving: Savings) -> str:
 
 
 def saving(plan: Plan) -> str:
-    """The second half of the headline: what it saves, against what; empty without a baseline."""
+    """The second half of the headline: what the plan gains on its strongest rival; empty without one."""
+    if plan.question.goal is not Goal.RATE:
+        return _carried(plan)
     least = rival(plan)
     if least is None:
         return ""
-    share, what = (least.per_hour, "") if plan.question.goal is Goal.RATE else (least.per_mtok, " per token")
-    against = baseline(least)
-    if abs(share) < 0.0005:
-        return f"as cheap{what} as {against}"
-    return f"{percent(abs(share))} {'cheaper' if share > 0 else 'dearer'}{what} than {against}"
+    if abs(least.per_hour) < 0.0005:
+        return f"as cheap as {baseline(least)}"
+    return f"{percent(abs(least.per_hour))} {'cheaper' if least.per_hour > 0 else 'dearer'} than {baseline(least)}"
+
+
+def _carried(plan: Plan) -> str:
+    """What a budget or an inventory buys in goodput, beside the best fleet of another kind."""
+    others = [(name, option) for name, option in named_options(plan) if option != plan.best]
+    load = f"{count(plan.best.goodput)} requests/s"
+    if not others:
+        return load
+    name, other = max(others, key=lambda pair: pair[1].goodput)
+    more = plan.best.goodput / other.goodput - 1 if other.goodput else 0.0
+    told = f"{percent(abs(more))} {'more' if more > 0 else 'less'} than" if abs(more) >= 0.0005 else "as much as"
+    return f"{load}, {told} the {name} fleet"
 
 
 def purpose(plan: Plan) -> str:
     """What was asked of the fleet: `at 20 requests/s, holding TTFT p90 < 2 s`."""
-    return f"at {count(plan.best.rate)} requests/s, holding {slo(plan)}"
+    asked = plan.question
+    owned = listed(f"{number} {name}" for name, number in (asked.inventory or {}).items())
+    means = {
+        Goal.RATE: f"at {count(plan.best.rate)} requests/s",
+        Goal.BUDGET: f"for {format_usd(asked.budget_usd_per_hour or 0.0)} USD/h",
+        Goal.INVENTORY: f"on {owned}",
+    }
+    return f"{means[asked.goal]}, holding {slo(plan)}"
 
 
 def headline(plan: Plan) -> str:
@@ -278,8 +297,10 @@ def headline(plan: Plan) -> str:
 
 
 def bill(plan: Plan) -> str:
-    """`41.20 USD/h, 1.92 USD per million output tokens`."""
+    """`41.20 USD/h, 1.92 USD per million output tokens`; owned accelerators may have no price."""
     best = plan.best
+    if not best.usd_per_hour:
+        return f"{plural(best.accelerators, 'accelerator')}, not priced"
     return (
         f"{format_usd(best.usd_per_hour)} USD/h, {format_usd(best.usd_per_mtok_output)} USD per million output tokens"
     )

@@ -12,8 +12,10 @@ from sample_plan import colocated_plan, heterogeneous_plan, hostile_plan
 
 from diptych.planner.plan import Goal, Plan
 from diptych.report import words
+from diptych.report.chart_pareto import pareto_charts
 from diptych.report.explain import explain_text, explanation, why_not
 from diptych.report.folder import as_json
+from diptych.report.html import render
 from diptych.report.tables import plan_text
 from diptych.report.terminal_plot import pareto_plot
 
@@ -55,10 +57,25 @@ def test_headline_names_the_strongest_rival_not_the_weakest() -> None:
     assert words.headline(colocated_plan()).startswith("Do not disaggregate, run H100-SXM-80GB colocated: 4 % cheaper")
 
 
-def test_headline_of_a_budget_compares_per_token() -> None:
+def test_headline_of_a_budget_compares_goodput() -> None:
     plan = heterogeneous_plan()
-    asked = replace(plan, question=replace(plan.question, goal=Goal.BUDGET))
-    assert "31 % cheaper per token than" in words.headline(asked)
+    question = replace(plan.question, goal=Goal.BUDGET, budget_usd_per_hour=60.0)
+    asked = replace(plan, question=question, best=replace(plan.best, goodput=26.0), heterogeneous=None)
+    assert words.headline(asked).endswith("26 requests/s, 11 % more than the best homogeneous colocated fleet")
+    assert words.purpose(asked).startswith("for 60.00 USD/h")
+
+
+def test_an_inventory_without_prices_is_told_without_prices() -> None:
+    plan = heterogeneous_plan()
+    free = replace(plan.best, usd_per_hour=0.0, usd_per_mtok_output=0.0)
+    question = replace(plan.question, goal=Goal.INVENTORY, inventory={"A100-80": 8, "L40S": 16})
+    asked = replace(plan, question=question, best=free, pareto=tuple(replace(p, usd_per_hour=0.0) for p in plan.pareto))
+    assert words.purpose(asked).startswith("on 8 A100-80 and 16 L40S")
+    text = printed(plan_text(asked))
+    assert "16 accelerators, not priced" in text
+    assert "against TPOT" not in text
+    assert not pareto_charts(asked)
+    assert "not priced" in render(asked)
 
 
 @pytest.mark.parametrize(
