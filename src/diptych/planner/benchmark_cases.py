@@ -316,11 +316,11 @@ def _with_prefill(case: Case) -> Case:
     else:
         parallelism = case.decode.parallelism
         notes.append("prefill workers not recorded: parallel as the decode side")
-    notes.append("worker counts not recorded: one prefill and one decode worker")
+    notes.append("worker counts not recorded: one decode worker, prefill workers to match its rate")
     return _apart(
         case,
         parallelism,
-        max(row.prefill_workers, 1),
+        row.prefill_workers,
         case.decode.parallelism,
         max(row.decode_workers, 1),
         0,
