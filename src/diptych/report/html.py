@@ -156,7 +156,7 @@ def _specs(groups: dict[str, tuple[Chart, ...]]) -> dict[str, Any]:
 def facts(plan: Plan) -> tuple[Fact, ...]:
     """The strip under the headline."""
     best = plan.best
-    size = f"{words.plural(best.accelerators, 'accelerator')}, {words.power(best.power_w)}"
+    size = f"{words.size(best)}, {words.power(best.power_w)}"
     parts = f"{format_usd(best.usd_per_mtok_input)} input, {format_usd(best.usd_per_mtok_total)} all tokens"
     cost = (
         Fact("Bill", f"{format_usd(best.usd_per_hour)} USD/h", size),

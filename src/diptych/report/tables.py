@@ -96,7 +96,7 @@ def _numbers(plan: Plan) -> Group:
     )
     spare = (
         f"goodput {words.count(best.goodput)} requests/s, {words.percent(best.headroom)} above the load; "
-        f"{words.binding(best)} binds; {words.power(best.power_w)}"
+        f"{words.binding(best)} binds; {words.size(best)}, {words.power(best.power_w)}"
     )
     return Group(Text(costs), Text(spare), Text(), _latencies(plan))
 

@@ -206,12 +206,17 @@ def short_formats(member: MemberPlan) -> str:
 
 
 def rented(member: MemberPlan) -> str:
-    """`2 × p5.48xlarge of aws, 4 accelerators idle`; empty when no offer is named."""
+    """`2 × p5.48xlarge of aws`; a member on another one's instance shares it; empty when no offer is named."""
     if not member.offer:
         return ""
-    idle = f", {plural(member.idle_accelerators, 'accelerator')} idle" if member.idle_accelerators else ""
     source = f" of {member.provider}" if member.provider and member.provider != member.offer else ""
-    return f"{member.instances} × {member.offer}{source}{idle}"
+    return f"{member.instances} × {member.offer}{source}" if member.instances else f"shares a {member.offer}{source}"
+
+
+def size(option: Option) -> str:
+    """`14 accelerators`, and how many more are rented with them and stay idle."""
+    idle = sum(member.idle_accelerators for pool in option.pools for member in pool.members)
+    return plural(option.accelerators, "accelerator") + (f" and {idle} idle" if idle > 0 else "")
 
 
 def wire(boundary: BoundaryPlan) -> str:

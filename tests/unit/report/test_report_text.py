@@ -150,3 +150,17 @@ def test_notebook_shows_the_plan_and_escapes_its_names() -> None:
     assert "35.50" in shown
     assert "<script" not in hostile_plan()._repr_html_()
     assert "&lt;script&gt;" in hostile_plan()._repr_html_()
+
+
+def test_pools_on_one_instance_share_it_and_idle_is_counted_over_the_fleet() -> None:
+    best = heterogeneous_plan().best
+    prefill, decode = (pool.members[0] for pool in best.pools)
+    guest, host = replace(prefill, instances=0, idle_accelerators=-4), replace(decode, idle_accelerators=4)
+    shared = replace(best, pools=(replace(best.pools[0], members=(guest,)), replace(best.pools[1], members=(host,))))
+    assert words.rented(guest) == "shares a h100-sxm-80gb.8x of example"
+    assert words.size(shared) == "16 accelerators"
+    host = replace(decode, idle_accelerators=4)
+    assert (
+        words.size(replace(best, pools=(best.pools[0], replace(best.pools[1], members=(host,)))))
+        == "16 accelerators and 4 idle"
+    )
