@@ -19,6 +19,7 @@ from diptych.workload.stage import Progress
 from diptych.workload.trace import Trace
 from diptych.workload.workload import Arrivals, Workload
 
+_ON_REUSE = ("prefix reuse", "cached prefixes")  # how notes on measured reuse begin
 _LENGTH_FIELDS = ("input_tokens", "output_tokens")
 _INDEPENDENT = "ISL and OSL taken as independent: the table has their quantiles only"
 Say = Callable[[str], None]
@@ -60,9 +61,8 @@ def with_prefix_hit(workload: Workload, share: float, where: str = "--prefix-hit
             Finding(where, f"{share:g} is not a share of the prompt tokens", "0 up to, not including, 1")
         )
     lengths = replace(workload.lengths, cached=share * workload.lengths.isl)
-    return replace(
-        workload, lengths=lengths, notes=(*workload.notes, f"prefix hit ratio of {share * 100:.3g} % as given")
-    )
+    kept = (note for note in workload.notes if not note.startswith(_ON_REUSE))
+    return replace(workload, lengths=lengths, notes=(*kept, f"prefix hit ratio of {share * 100:.3g} % as given"))
 
 
 def _named(spec: str, reading: Reading, say: Say) -> Workload:
