@@ -98,7 +98,10 @@ def _numbers(plan: Plan) -> Group:
         f"goodput {words.count(best.goodput)} requests/s, {words.percent(best.headroom)} above the load; "
         f"{words.binding(best)} binds; {words.size(best)}, {words.power(best.power_w)}"
     )
-    return Group(Text(costs), Text(spare), Text(), _latencies(plan))
+    latencies = (best.ttft, best.ttft_decode, best.tpot, best.e2e)
+    outside = any(latency.trust.outside_measured for latency in latencies)
+    note = [Text("* beyond what was measured", style="dim")] if outside else []
+    return Group(Text(costs), Text(spare), Text(), _latencies(plan), *note)
 
 
 def _latencies(plan: Plan) -> Table:

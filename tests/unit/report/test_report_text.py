@@ -10,7 +10,7 @@ from kept import FOLDER, same
 from rich.console import Console, RenderableType
 from sample_plan import colocated_plan, heterogeneous_plan, hostile_plan
 
-from diptych.planner.plan import Goal, Plan
+from diptych.planner.plan import Goal, Plan, json_schema
 from diptych.report import words
 from diptych.report.chart_pareto import pareto_charts
 from diptych.report.explain import explain_text, explanation, why_not
@@ -142,6 +142,10 @@ def test_plan_json(name: str) -> None:
     made = {"heterogeneous": heterogeneous_plan, "colocated": colocated_plan, "hostile": hostile_plan}[name]()
     same(f"plan_{name}.json", as_json(made.to_dict()))
     assert Plan.load(FOLDER / f"plan_{name}.json") == made
+
+
+def test_the_schema_in_the_docs_is_the_schema_of_the_plan() -> None:
+    same("plan.schema.json", as_json(json_schema()), FOLDER.parents[1] / "docs")
 
 
 def test_notebook_shows_the_plan_and_escapes_its_names() -> None:
