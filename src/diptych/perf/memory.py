@@ -1,9 +1,10 @@
 """What fits in a worker's memory: weights, activations, the engine's own share, and what is left for KV.
 
 vLLM takes a fixed share of the device memory (`gpu_memory_utilization` 0.9) and SGLang nearly the same
-(`mem_fraction_static`, 0.88 on large parts); what weights and activations do not use of it is KV cache. TensorRT-LLM takes 0.9 of what they leave
-(`free_gpu_memory_fraction`). A data sheet's 80 GB is 80 GiB less a little for the driver: 81,559 MiB on H100, 143,771 on
-H200 (141 GB), 183,359 on B200 (180 GB), 196,288 on MI300X (192 GB); GDDR parts lose another 1/16 to ECC (L40S: 46,068 MiB).
+(`mem_fraction_static`, 0.88 on large parts); what weights and activations do not use of it is KV cache. TensorRT-LLM takes
+0.9 of what they leave (`free_gpu_memory_fraction`). A data sheet's 80 GB is 80 GiB less a little for the driver: 81,559 MiB
+on H100, 143,771 on H200 (141 GB), 183,359 on B200 (180 GB), 196,288 on MI300X (192 GB); GDDR parts lose another 1/16 to ECC
+(L40S: 46,068 MiB).
 """
 
 from __future__ import annotations

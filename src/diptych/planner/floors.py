@@ -102,5 +102,5 @@ def _routed(mlp: Mlp | Experts | None, hidden: int) -> float:
 
 def _peak(worker: Worker) -> float:
     """The fastest multiply any of its kernels may use."""
-    form = matrix_format(worker.accelerator, worker.precision, worker.model.native.is_fp8)
+    form = matrix_format(worker.accelerator, worker.precision, worker.model.native)
     return max(peak_flops(worker.accelerator, form.compute), peak_flops(worker.accelerator, Dtype.BF16))
