@@ -174,7 +174,7 @@ def _checklist(plan: Plan) -> Table:
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
     for item in plan.checklist:
-        told = " ".join(part for part in (item.detail, words.sentence(item.action)) if part)
+        told = " ".join(part for part in (words.sentence(item.detail), words.sentence(item.action)) if part)
         rows.add_row(_MARKS.get(item.status, "?"), Text.assemble((item.question, "bold"), f" {told}"))
     return rows
 

@@ -44,7 +44,7 @@ class Row:
     option: Option
     lines: tuple[str, ...]
     why_not: str
-    saves: str
+    gain: str
     chosen: bool
 
 
@@ -66,6 +66,8 @@ def render(plan: Plan, command: str = "") -> str:
             charts=groups,
             headline=_unbroken(words.headline(plan)),
             purpose=words.purpose(plan),
+            common=words.common(plan),
+            gain_title=words.gain_title(plan),
             warnings=words.warnings(plan),
             facts=facts(plan),
             compared=compared(plan),
@@ -203,10 +205,10 @@ def compared(plan: Plan) -> tuple[Row, ...]:
 
 def _row(plan: Plan, name: str, option: Option) -> Row:
     lines = words.fleet_lines(option)
-    if option == plan.best:
-        return Row(name, option, lines, why_not="", saves="", chosen=True)
-    share = 1 - plan.best.usd_per_hour / option.usd_per_hour if option.usd_per_hour else 0.0
-    return Row(name, option, lines, words.reason_against(plan, option), words.percent(share), chosen=False)
+    chosen = option == plan.best
+    return Row(
+        name, option, lines, "" if chosen else words.reason_against(plan, option), words.gain(plan, option), chosen
+    )
 
 
 def _latencies(best: Option) -> tuple[tuple[str, Any], ...]:

@@ -25,7 +25,7 @@ def plan_text(plan: Plan, written: Sequence[str] = (), plot: bool = True) -> Gro
         _headline(plan),
         _section("The fleet", _fleet(plan.best)),
         _section("Bill and latency", _numbers(plan)),
-        _section("Compared, all at the same load and SLO (latencies p90)", _compared(plan)),
+        _section(f"Compared: each {words.common(plan)} (latencies p90)", _compared(plan)),
     ]
     if plot and len(plan.pareto) > 1 and plan.best.usd_per_hour:
         parts.append(_section("USD per million tokens against TPOT p90", Text(pareto_plot(plan))))
@@ -129,7 +129,7 @@ def _limit(plan: Plan, metric: str) -> str:
 
 def _compared(plan: Plan) -> Table:
     """The answer and the baselines, always; then the next best designs up to `MOST_ROWS` runners-up."""
-    rows = table("fleet", "USD/h", "USD/Mtok\noutput", "TTFT", "TPOT", "plan\nsaves")
+    rows = table("fleet", "USD/h", "USD/Mtok\noutput", "TTFT", "TPOT", words.gain_title(plan).replace(" ", "\n"))
     for name, option in words.named_options(plan):
         _add_option(rows, name, option, plan)
     for other in words.runners_up(plan)[:MOST_ROWS]:
@@ -141,14 +141,13 @@ def _add_option(rows: Table, name: str, option: Option, plan: Plan) -> None:
     lines = Text(name, style="bold" if option == plan.best else "")
     for line in words.fleet_lines(option, brief=True):
         lines.append(f"\n{line}", style="dim")
-    share = 1 - plan.best.usd_per_hour / option.usd_per_hour if option.usd_per_hour else 0.0
     rows.add_row(
         lines,
         format_usd(option.usd_per_hour),
         format_usd(option.usd_per_mtok_output),
         format_seconds(option.ttft.p90),
         format_seconds(option.tpot.p90),
-        "" if option == plan.best else words.percent(share),
+        words.gain(plan, option),
     )
 
 

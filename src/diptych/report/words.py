@@ -283,6 +283,31 @@ def _carried(plan: Plan) -> str:
     return f"{load}, {told} the {name} fleet"
 
 
+def gain_title(plan: Plan) -> str:
+    """The head of the column that compares each fleet with the plan."""
+    return "plan saves" if plan.question.goal is Goal.RATE else "plan carries"
+
+
+def gain(plan: Plan, option: Option) -> str:
+    """What the plan gains on another fleet: a share of its bill, or of its goodput where the bill was given."""
+    if option == plan.best:
+        return ""
+    if plan.question.goal is Goal.RATE:
+        return percent(1 - plan.best.usd_per_hour / option.usd_per_hour) if option.usd_per_hour else ""
+    more = plan.best.goodput / option.goodput - 1 if option.goodput else 0.0
+    return f"{'+' if more >= 0 else ''}{percent(more)}"
+
+
+def common(plan: Plan) -> str:
+    """What every fleet compared has in common."""
+    kept = {
+        Goal.RATE: "carries the same load",
+        Goal.BUDGET: "costs no more than the budget",
+        Goal.INVENTORY: "uses what is owned",
+    }
+    return f"{kept[plan.question.goal]} inside the same SLO"
+
+
 def purpose(plan: Plan) -> str:
     """What was asked of the fleet: `at 20 requests/s, holding TTFT p90 < 2 s`."""
     asked = plan.question

@@ -63,6 +63,8 @@ def test_headline_of_a_budget_compares_goodput() -> None:
     asked = replace(plan, question=question, best=replace(plan.best, goodput=26.0), heterogeneous=None)
     assert words.headline(asked).endswith("26 requests/s, 11 % more than the best homogeneous colocated fleet")
     assert words.purpose(asked).startswith("for 60.00 USD/h")
+    assert words.gain(asked, plan.best) == "+11 %"
+    assert "costs no more than the budget" in printed(plan_text(asked))
 
 
 def test_an_inventory_without_prices_is_told_without_prices() -> None:
