@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from diptych.planner.plan import BoundaryPlan, Option, Plan, PoolPlan
-from diptych.report import words
+from diptych.report import story, words
 from diptych.report.charts import ROLE_COLOURS, Chart, category, marked, palette, quantity, specification, values
 from diptych.units import GB, format_bandwidth, format_bytes, format_seconds, format_usd
 
@@ -55,7 +55,7 @@ def _name(name: str) -> str:
 
 
 def _cost(plan: Plan) -> Chart:
-    named = [(_name(name), option) for name, option in words.named_options(plan)]
+    named = [(_name(name), option) for name, option in story.named_options(plan)]
     order = [name for name, _ in named]
     rows: list[dict[str, Any]] = [
         {"fleet": name, "role": str(pool.role), "usd": pool.usd_per_hour, "what": words.pool_line(pool), "order": index}
@@ -146,7 +146,7 @@ def _utilisation(plan: Plan) -> Chart:
 
 
 def _ttft(plan: Plan) -> Chart | None:
-    named = [(_name(name), option) for name, option in words.named_options(plan) if option.ttft_parts]
+    named = [(_name(name), option) for name, option in story.named_options(plan) if option.ttft_parts]
     if not named:
         return None
     order = [name for name, _ in named]

@@ -14,7 +14,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from diptych.planner.plan import BoundaryPlan, Option, Plan
-from diptych.report import words
+from diptych.report import story, words
 from diptych.report.chart_fleet import fleet_charts
 from diptych.report.chart_pareto import pareto_charts
 from diptych.report.chart_question import question_charts
@@ -64,11 +64,11 @@ def render(plan: Plan, command: str = "") -> str:
             plan_json=embedded_json(plan.to_dict()),
             charts_json=embedded_json(_specs(groups)),
             charts=groups,
-            headline=_unbroken(words.headline(plan)),
-            purpose=words.purpose(plan),
-            common=words.common(plan),
-            gain_title=words.gain_title(plan),
-            warnings=words.warnings(plan),
+            headline=_unbroken(story.headline(plan)),
+            purpose=story.purpose(plan),
+            common=story.common(plan),
+            gain_title=story.gain_title(plan),
+            warnings=story.warnings(plan),
             facts=facts(plan),
             compared=compared(plan),
             latencies=_latencies(plan.best),
@@ -198,16 +198,16 @@ def _glued(text: str) -> str:
 
 def compared(plan: Plan) -> tuple[Row, ...]:
     """The answer, the baselines that are always shown, then other runners-up: each design once."""
-    named = words.named_options(plan)
+    named = story.named_options(plan)
     rows = [_row(plan, name[0].upper() + name[1:], option) for name, option in named]
-    return (*rows, *(_row(plan, "Runner-up", other.option) for other in words.runners_up(plan)))
+    return (*rows, *(_row(plan, "Runner-up", other.option) for other in story.runners_up(plan)))
 
 
 def _row(plan: Plan, name: str, option: Option) -> Row:
     lines = words.fleet_lines(option)
     chosen = option == plan.best
     return Row(
-        name, option, lines, "" if chosen else words.reason_against(plan, option), words.gain(plan, option), chosen
+        name, option, lines, "" if chosen else story.reason_against(plan, option), story.gain(plan, option), chosen
     )
 
 

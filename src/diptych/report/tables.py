@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diptych.planner.plan import Latency, Option, Plan, PoolPlan
-from diptych.report import words
+from diptych.report import story, words
 from diptych.report.terminal_plot import pareto_plot
 from diptych.units import format_bandwidth, format_seconds, format_usd
 
@@ -25,11 +25,11 @@ def plan_text(plan: Plan, written: Sequence[str] = (), plot: bool = True) -> Gro
         _headline(plan),
         _section("The fleet", _fleet(plan.best)),
         _section("Bill and latency", _numbers(plan)),
-        _section(f"Compared: each {words.common(plan)} (latencies p90)", _compared(plan)),
+        _section(f"Compared: each {story.common(plan)} (latencies p90)", _compared(plan)),
     ]
     if plot and len(plan.pareto) > 1 and plan.best.usd_per_hour:
         parts.append(_section("USD per million tokens against TPOT p90", Text(pareto_plot(plan))))
-    parts += [_warning(advice) for advice in words.warnings(plan)]
+    parts += [_warning(advice) for advice in story.warnings(plan)]
     parts.append(_considered(plan))
     if written:
         parts.append(_section("Written", Group(*(Text(f"  {name}", overflow="fold") for name in written))))
@@ -52,8 +52,8 @@ def _section(title: str, body: RenderableType) -> Group:
 
 def _headline(plan: Plan) -> Group:
     return Group(
-        Text(words.headline(plan), style="bold green"),
-        Text(words.sentence(f"{words.bill(plan)}, {words.purpose(plan)}")),
+        Text(story.headline(plan), style="bold green"),
+        Text(words.sentence(f"{story.bill(plan)}, {story.purpose(plan)}")),
         Text(words.sentence(plan.verdict.reason)),
     )
 
@@ -129,10 +129,10 @@ def _limit(plan: Plan, metric: str) -> str:
 
 def _compared(plan: Plan) -> Table:
     """The answer and the baselines, always; then the next best designs up to `MOST_ROWS` runners-up."""
-    rows = table("fleet", "USD/h", "USD/Mtok\noutput", "TTFT", "TPOT", words.gain_title(plan).replace(" ", "\n"))
-    for name, option in words.named_options(plan):
+    rows = table("fleet", "USD/h", "USD/Mtok\noutput", "TTFT", "TPOT", story.gain_title(plan).replace(" ", "\n"))
+    for name, option in story.named_options(plan):
         _add_option(rows, name, option, plan)
-    for other in words.runners_up(plan)[:MOST_ROWS]:
+    for other in story.runners_up(plan)[:MOST_ROWS]:
         _add_option(rows, "runner-up", other.option, plan)
     return rows
 
@@ -147,11 +147,11 @@ def _add_option(rows: Table, name: str, option: Option, plan: Plan) -> None:
         format_usd(option.usd_per_mtok_output),
         format_seconds(option.ttft.p90),
         format_seconds(option.tpot.p90),
-        words.gain(plan, option),
+        story.gain(plan, option),
     )
 
 
-def _warning(advice: words.Advice) -> Group:
+def _warning(advice: story.Advice) -> Group:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")

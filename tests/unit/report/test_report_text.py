@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from sample_plan import colocated_plan, heterogeneous_plan, hostile_plan
 
 from diptych.planner.plan import Goal, Plan, json_schema
-from diptych.report import words
+from diptych.report import story, words
 from diptych.report.chart_pareto import pareto_charts
 from diptych.report.explain import explain_text, explanation, why_not
 from diptych.report.folder import as_json
@@ -51,19 +51,19 @@ def test_names_with_markup_are_shown_as_they_are() -> None:
 
 
 def test_headline_names_the_strongest_rival_not_the_weakest() -> None:
-    assert words.headline(heterogeneous_plan()) == (
+    assert story.headline(heterogeneous_plan()) == (
         "Prefill on H100-SXM-80GB, decode on H20-96GB: 31 % cheaper than the best homogeneous disaggregated fleet"
     )
-    assert words.headline(colocated_plan()).startswith("Do not disaggregate, run H100-SXM-80GB colocated: 4 % cheaper")
+    assert story.headline(colocated_plan()).startswith("Do not disaggregate, run H100-SXM-80GB colocated: 4 % cheaper")
 
 
 def test_headline_of_a_budget_compares_goodput() -> None:
     plan = heterogeneous_plan()
     question = replace(plan.question, goal=Goal.BUDGET, budget_usd_per_hour=60.0)
     asked = replace(plan, question=question, best=replace(plan.best, goodput=26.0), heterogeneous=None)
-    assert words.headline(asked).endswith("26 requests/s, 11 % more than the best homogeneous colocated fleet")
-    assert words.purpose(asked).startswith("for 60.00 USD/h")
-    assert words.gain(asked, plan.best) == "+11 %"
+    assert story.headline(asked).endswith("26 requests/s, 11 % more than the best homogeneous colocated fleet")
+    assert story.purpose(asked).startswith("for 60.00 USD/h")
+    assert story.gain(asked, plan.best) == "+11 %"
     assert "costs no more than the budget" in printed(plan_text(asked))
 
 
@@ -72,7 +72,7 @@ def test_an_inventory_without_prices_is_told_without_prices() -> None:
     free = replace(plan.best, usd_per_hour=0.0, usd_per_mtok_output=0.0)
     question = replace(plan.question, goal=Goal.INVENTORY, inventory={"A100-80": 8, "L40S": 16})
     asked = replace(plan, question=question, best=free, pareto=tuple(replace(p, usd_per_hour=0.0) for p in plan.pareto))
-    assert words.purpose(asked).startswith("on 8 A100-80 and 16 L40S")
+    assert story.purpose(asked).startswith("on 8 A100-80 and 16 L40S")
     text = printed(plan_text(asked))
     assert "16 accelerators, not priced" in text
     assert "against TPOT" not in text
@@ -87,13 +87,13 @@ def test_headline_of_a_pinned_pair_says_what_the_pin_costs(share: float, told: s
     plan = heterogeneous_plan()
     (one, _) = plan.verdict.savings
     pinned = replace(plan, verdict=replace(plan.verdict, savings=(replace(one, per_hour=share, per_mtok=share),)))
-    assert f": {told} the best colocated fleet" in words.headline(pinned)
+    assert f": {told} the best colocated fleet" in story.headline(pinned)
 
 
 def test_headline_without_a_rival_claims_no_saving() -> None:
     plan = heterogeneous_plan()
     alone = replace(plan, verdict=replace(plan.verdict, savings=()))
-    assert words.headline(alone) == "Prefill on H100-SXM-80GB, decode on H20-96GB"
+    assert story.headline(alone) == "Prefill on H100-SXM-80GB, decode on H20-96GB"
 
 
 def test_no_slo_is_said_in_words() -> None:
