@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import doctest
 import io
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 from kept import FOLDER, same
 from rich.console import Console, RenderableType
 from sample_plan import colocated_plan, heterogeneous_plan, hostile_plan
 
+from diptych.cli import plan_inputs
 from diptych.planner.plan import Goal, Plan, json_schema
 from diptych.report import story, words
 from diptych.report.chart_pareto import pareto_charts
@@ -170,3 +173,10 @@ def test_pools_on_one_instance_share_it_and_idle_is_counted_over_the_fleet() -> 
         words.size(replace(best, pools=(best.pools[0], replace(best.pools[1], members=(host,)))))
         == "16 accelerators and 4 idle"
     )
+
+
+@pytest.mark.parametrize("module", [words, story, plan_inputs], ids=lambda module: module.__name__)
+def test_the_examples_in_the_docstrings(module: ModuleType) -> None:
+    ran = doctest.testmod(module)
+    assert ran.failed == 0
+    assert ran.attempted > 0
