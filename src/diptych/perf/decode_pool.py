@@ -11,6 +11,7 @@ import numpy as np
 from diptych.design.axes import Worker
 from diptych.metrics.slo import SLO
 from diptych.perf.estimate import Array
+from diptych.perf.memory import kv_capacity
 from diptych.perf.model import PerfModel
 from diptych.perf.stepping import stepping
 from diptych.workload.lengths import Lengths
@@ -126,6 +127,4 @@ def _crossing(margin: Array, rate: Array) -> float:
 
 
 def _kv_capacity(worker: Worker) -> float:
-    from diptych.perf.memory import kv_capacity
-
     return float(kv_capacity(worker))
