@@ -40,6 +40,8 @@ def saving(plan: Plan) -> str:
         return ""
     if abs(least.per_hour) < 0.0005:
         return f"as cheap as {baseline(least)}"
+    if least.per_hour <= -1:
+        return f"{1 - least.per_hour:.2g} times the price of {baseline(least)}"
     return (
         f"{words.percent(abs(least.per_hour))} {'cheaper' if least.per_hour > 0 else 'dearer'} than {baseline(least)}"
     )

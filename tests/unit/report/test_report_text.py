@@ -84,7 +84,8 @@ def test_an_inventory_without_prices_is_told_without_prices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "told"), [(0.2, "20 % cheaper than"), (-0.2, "20 % dearer than"), (0.0, "as cheap as")]
+    ("share", "told"),
+    [(0.2, "20 % cheaper than"), (-0.2, "20 % dearer than"), (-3.7, "4.7 times the price of"), (0.0, "as cheap as")],
 )
 def test_headline_of_a_pinned_pair_says_what_the_pin_costs(share: float, told: str) -> None:
     plan = heterogeneous_plan()
