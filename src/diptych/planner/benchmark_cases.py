@@ -91,6 +91,7 @@ def case_of(row: Row, catalog: Catalog) -> Case:
         Unanswerable: unknown names, missing lengths or load, workers that cannot be laid out or whose weights do not fit.
     """
     notes: list[str] = []
+    _believable(row)
     accelerator, model = _named(row, catalog, notes)
     engine = engine_name(row.engine, row.engine_version, row.source)
     precision = _precision(row, model, accelerator, engine, notes)
@@ -109,6 +110,23 @@ def case_of(row: Row, catalog: Catalog) -> Case:
         assumptions=tuple(notes),
     )
     return _with_prefill(case) if row.kind is Kind.DISAGGREGATED else case
+
+
+_DRAFTS_NOTED = re.compile(r"speculative|\bMTP\b|eagle", re.IGNORECASE)
+
+
+def _believable(row: Row) -> None:
+    """Refuse rows that their source marks, or that contradict themselves: concurrency is throughput times latency."""
+    if "SUSPECT" in row.note:
+        raise Unanswerable("the source prints the same figures for another accelerator")
+    if _DRAFTS_NOTED.search(row.note):
+        raise Unanswerable("speculative decoding of unknown acceptance")
+    seen, osl, clients = row.measured, row.osl or 0.0, row.concurrency
+    if row.derived or not (clients and osl and seen.ttft and seen.tpot and seen.output):
+        return
+    implied = seen.output / osl * (seen.ttft + (osl - 1) * seen.tpot)
+    if row.kind is Kind.CLOSED and not 0.4 < implied / clients < 1.6:
+        raise Unanswerable("the row contradicts itself: concurrency is not throughput times latency")
 
 
 def engine_name(spelling: str, version: str = "", source: str = "") -> str:
@@ -235,7 +253,14 @@ def _decode_worker(
     row: Row, model: Model, accelerator: Accelerator, precision: Precision, engine: str, notes: list[str]
 ) -> tuple[Worker, int]:
     ranks = row.decode
-    base = Worker(model, accelerator, precision, Parallelism(), engine, max_batch=_batch_limit(row, engine))
+    base = Worker(
+        model,
+        accelerator,
+        precision,
+        Parallelism(),
+        engine,
+        max_batch=int(row.batch or 0) if row.kind is Kind.STATIC else 0,
+    )
     if ranks.tp or ranks.dp > 1:
         worker = replace(base, parallelism=_parallelism(ranks, model, notes, row.kind is Kind.DISAGGREGATED))
         workers = row.decode_workers or _workers(row.gpus, worker.accelerators, row.kind)
@@ -247,13 +272,6 @@ def _decode_worker(
     if kv_capacity(worker) <= 0:
         raise Unanswerable("weights do not fit as recorded")
     return worker, workers
-
-
-def _batch_limit(row: Row, engine: str) -> int:
-    """A static batch is the batch; GPUStack's lab ran vLLM with its default of 256 sequences."""
-    if row.kind is Kind.STATIC:
-        return int(row.batch or 0)
-    return 256 if row.source.startswith("GPUStack") and engine == "vllm" else 0
 
 
 def _parallelism(ranks: Ranks, model: Model, notes: list[str], apart: bool) -> Parallelism:
@@ -270,8 +288,12 @@ def _parallelism(ranks: Ranks, model: Model, notes: list[str], apart: bool) -> P
     return Parallelism(tp, pp, min(ep, tp * dp), dp)
 
 
+LARGEST = 128
+
+
 def _workers(gpus: int, size: int, kind: Kind) -> int:
-    return max(gpus // size, 1) if gpus and kind is not Kind.DISAGGREGATED else 1
+    """Equal workers on the recorded accelerators; more of these than a rack holds is a slip of the table."""
+    return max(gpus // size, 1) if 0 < gpus <= LARGEST and kind is not Kind.DISAGGREGATED else 1
 
 
 def _smallest(base: Worker, row: Row, notes: list[str]) -> Worker:

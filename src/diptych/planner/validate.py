@@ -196,15 +196,21 @@ def _offline(case: Case, perf: _Noted) -> Figures:
 
 
 def _server(case: Case, perf: _Noted) -> Figures:
-    """Latencies of Poisson arrivals at the row's rate; the rate itself is what is put out while it can be held."""
+    """Latencies of Poisson arrivals at the row's rate; the rate itself is what is put out while it can be held.
+
+    At or above the predicted capacity latency grows without bound: then there is none to predict.
+    """
     rate = case.row.rate
     if not rate:
         raise Unanswerable("no request rate")
+    if case.row.source.startswith("GPUStack"):
+        raise Unanswerable("all requests at once, their number not recorded")
     pool, workers = _best_pool(case, perf)
     most = pool.capacity * workers
-    state = pool.at(min(rate, most * 0.999), workers)
-    ttft, tpot = float(state.ttft.mean), float(state.tpot_mean)
-    return (ttft if np.isfinite(ttft) else None), tpot, min(rate, most) * case.osl
+    if rate >= most:
+        return None, None, most * case.osl
+    state = pool.at(rate, workers)
+    return float(state.ttft.mean), float(state.tpot_mean), rate * case.osl
 
 
 def _best_pool(case: Case, noted: _Noted) -> tuple[ColocatedPool, int]:
