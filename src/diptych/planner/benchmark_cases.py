@@ -331,30 +331,25 @@ def _with_prefill(case: Case) -> Case:
             case, recipe.prefill, row.prefill_workers or recipe.prefill_workers, recipe.decode,
             row.decode_workers or recipe.decode_workers, recipe.drafts(row.concurrency or 0.0), recipe.largest, notes,
         )  # fmt: skip
-    if _is_half(row, case.decode.model):
-        raise Unanswerable("workers not recorded: both sides hold half of all accelerators")
+    if not row.decode_workers:
+        raise Unanswerable("worker counts not recorded and no recipe known")
     if row.prefill.tp or row.prefill.dp:
         parallelism = _parallelism(row.prefill, case.decode.model, notes, True)
     else:
         parallelism = case.decode.parallelism
         notes.append("prefill workers not recorded: parallel as the decode side")
-    notes.append("worker counts not recorded: one decode worker, prefill workers to match its rate")
+    if not row.prefill_workers:
+        notes.append("prefill workers not recorded: as many as match the decode side")
     return _apart(
         case,
         parallelism,
         row.prefill_workers,
         case.decode.parallelism,
-        max(row.decode_workers, 1),
+        row.decode_workers,
         0,
         False,
         notes,
     )
-
-
-def _is_half(row: Row, model: Model) -> bool:
-    """Whether the recorded 'worker' is no worker: a size that divides no head count, the same on both sides."""
-    heads = max((attention.heads for _, attention in model.attention_groups()), default=1)
-    return heads % max(row.decode.tp, 1) != 0 and row.prefill.tp in (0, row.decode.tp)
 
 
 def _apart(
@@ -365,7 +360,8 @@ def _apart(
     for worker in (first, second):
         if kv_capacity(worker) <= 0:
             raise Unanswerable("weights do not fit as recorded")
-    protocol = replace(case.protocol, cold=overheads(second.engine).cold if cold else 0.0)
+    wide = prefill.dp > 1 or decode.dp > 1  # attention DP with experts over all ranks has the most to set up
+    protocol = replace(case.protocol, cold=overheads(second.engine).cold if cold and wide else 0.0)
     return replace(
         case, prefill=first, prefill_workers=prefill_workers, decode=second, decode_workers=decode_workers,
         drafts=drafts, protocol=protocol, assumptions=tuple(notes),

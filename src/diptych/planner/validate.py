@@ -28,7 +28,8 @@ from diptych.workload.lengths import Lengths
 class Prediction:
     """What we say of a row: seconds and output tokens/s, None where the row's kind does not define it.
 
-    `basis`, `band` and `outside` are the worst of the steps it was made from; `assumptions` what the row left open.
+    `basis`, `band` and `outside` are the worst of the steps it was made from; `assumptions` what the row left open;
+    `cold` says that the run is taken to be the first of its server.
     """
 
     row: Row
@@ -41,6 +42,7 @@ class Prediction:
     band: float
     outside: bool
     assumptions: tuple[str, ...] = field(default=())
+    cold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class _Noted:
 def _prediction(case: Case, noted: _Noted, ttft: float | None, tpot: float | None, output: float | None) -> Prediction:
     return Prediction(
         case.row, case.decode.accelerator.name, case.decode.model.name, ttft, tpot, output, noted.basis, noted.band,
-        noted.outside, case.assumptions,
+        noted.outside, case.assumptions, case.protocol.cold > 0,
     )  # fmt: skip
 
 

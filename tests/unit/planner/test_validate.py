@@ -84,18 +84,20 @@ def test_gaps_are_filled_by_stated_assumptions(tmp_path: Path, catalog: Catalog)
     assert case.decode.parallelism.tp in (2, 4)
 
 
-def test_disaggregated_workers_by_recipe_or_matched(tmp_path: Path, catalog: Catalog) -> None:
+def test_disaggregated_workers_by_recipe_or_not_at_all(tmp_path: Path, catalog: Catalog) -> None:
     line = (
         "s,2026_04_06_x_c4301_tp8_ep8_1,disagg,GB200,,deepseek-ai/DeepSeek-R1,fp8,trtllm,0.8.1.post2,8,8,1,1024,1024,"
     )
     (known, unknown) = rows(
         tmp_path, line + "1127,,,,3000,20,\n", line.replace("1024,1024", "2048,256") + "64,,,,300,20,\n"
     )
-    told, matched = case_of(known, catalog), case_of(unknown, catalog)
+    told = case_of(known, catalog)
     assert any("recipe" in note for note in told.assumptions)
-    assert matched.prefill_workers == 0
-    answers = predict((known, unknown), catalog, default_perf())
-    assert len(answers.predictions) == 2
+    assert told.decode.parallelism.dp in (8, 32)
+    with pytest.raises(Unanswerable, match="worker counts not recorded"):
+        case_of(unknown, catalog)
+    (made,) = predict((known, unknown), catalog, default_perf()).predictions
+    assert made.cold
 
 
 def test_recipes_and_layouts() -> None:
