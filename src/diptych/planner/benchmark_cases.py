@@ -225,12 +225,13 @@ def _protocol(row: Row, accelerator: Accelerator, engine: str) -> Protocol:
     InferenceX draws lengths uniformly from 0.8 to 1 of the nominal ones and sends 10 requests per client, all clients at once
     (its benchmark scripts: --random-range-ratio 0.8, --num-prompts 10·concurrency, --request-rate inf); its SGLang servers on
     B200 look for requests every 10 steps, every 30 from 16 clients on (--scheduler-recv-interval). GPUStack's lab sends its
-    whole dataset at once with natural lengths. Elsewhere lengths are fixed and clients start apart.
+    whole dataset at once with natural lengths. Elsewhere lengths are fixed; vLLM's own load test starts
+    all clients at once, the others are taken to start apart.
     """
     if row.source.startswith("GPUStack"):
         return Protocol(1 if (row.concurrency or 0) >= 16 else 10, 0.0)
     if not is_sweep(row):
-        return Protocol(10, 1.0, ramp=1.0)
+        return Protocol(10, 1.0, ramp=0.0 if engine == "vllm" else 1.0)
     polls = engine == "sglang" and accelerator.name.startswith("B200") and row.kind is Kind.CLOSED
     return Protocol(10, SWEEP_SPREAD, poll=(30.0 if (row.concurrency or 0) >= 16 else 10.0) if polls else 1.0)
 
@@ -260,6 +261,7 @@ def _decode_worker(
         Parallelism(),
         engine,
         max_batch=int(row.batch or 0) if row.kind is Kind.STATIC else 0,
+        max_batched_tokens=_step_tokens(row, engine, notes),
     )
     if ranks.tp or ranks.dp > 1:
         worker = replace(base, parallelism=_parallelism(ranks, model, notes, row.kind is Kind.DISAGGREGATED))
@@ -286,6 +288,14 @@ def _parallelism(ranks: Ranks, model: Model, notes: list[str], apart: bool) -> P
     if model.is_moe and dp > 1 and ep == 1:
         ep = tp * dp  # attention DP never copies the experts
     return Parallelism(tp, pp, min(ep, tp * dp), dp)
+
+
+def _step_tokens(row: Row, engine: str, notes: list[str]) -> int:
+    """Prefill tokens of a step: vLLM's general default for the sample's own vLLM runs, each engine's server default else."""
+    if engine != "vllm" or row.kind is not Kind.CLOSED or is_sweep(row) or "aiconfigurator" not in row.source:
+        return 0
+    notes.append("step of vLLM's general default, 2048 tokens")
+    return 2048
 
 
 LARGEST = 128
