@@ -62,7 +62,7 @@ class Tables:
     @classmethod
     def of(cls, ask: Ask) -> Tables:
         load = Load(ask.lengths, ask.slo, ask.cv2)
-        return cls(ask, load, Floors.of(ask.model, load))
+        return cls(ask, load, Floors.of(ask.model, load, ask.perf))
 
     def prefill_stage(self, worker: Worker) -> PrefillStage:
         if worker not in self.prefill:
