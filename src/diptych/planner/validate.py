@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from diptych.perf.memory import kv_capacity
 from diptych.perf.model import PerfModel
 from diptych.perf.overheads import overheads
 from diptych.perf.pools import ColocatedPool, PrefillPool
+from diptych.planner.bands import bands
 from diptych.planner.benchmark_cases import Case, Unanswerable, case_of, layouts
 from diptych.planner.benchmark_rows import Kind, Row, Unread
 from diptych.workload.lengths import Lengths
@@ -28,7 +29,8 @@ from diptych.workload.lengths import Lengths
 class Prediction:
     """What we say of a row: seconds and output tokens/s, None where the row's kind does not define it.
 
-    `basis`, `band` and `outside` are the worst of the steps it was made from; `assumptions` what the row left open;
+    `basis` and `outside` are the worst of the steps it was made from; `bands` by metric say how far off it
+    may be; `assumptions` what the row left open;
     `cold` says that the run is taken to be the first of its server.
     """
 
@@ -39,7 +41,7 @@ class Prediction:
     tpot: float | None
     output: float | None
     basis: Basis
-    band: float
+    bands: Mapping[str, float]
     outside: bool
     assumptions: tuple[str, ...] = field(default=())
     cold: bool = False
@@ -130,8 +132,8 @@ class _Noted:
 
 def _prediction(case: Case, noted: _Noted, ttft: float | None, tpot: float | None, output: float | None) -> Prediction:
     return Prediction(
-        case.row, case.decode.accelerator.name, case.decode.model.name, ttft, tpot, output, noted.basis, noted.band,
-        noted.outside, case.assumptions, case.protocol.cold > 0,
+        case.row, case.decode.accelerator.name, case.decode.model.name, ttft, tpot, output, noted.basis,
+        bands(case.row.kind, case.is_assumed, noted.band), noted.outside, case.assumptions, case.protocol.cold > 0,
     )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def test_a_closed_loop_row_is_predicted_and_says_how(tmp_path: Path, catalog: Ca
     assert made.tpot is not None
     assert 0.02 < made.ttft < 2
     assert 0.005 < made.tpot < 0.1
-    assert made.band > 0
+    assert all(made.bands[metric] > 0 for metric in ("ttft", "tpot", "output"))
     assert made.assumptions == ()
 
 
