@@ -105,9 +105,9 @@ def _same_load(case: Case) -> Any:
 class _Noted:
     """A perf model that remembers the worst basis, band and hull of what it was asked, and shares pools with others."""
 
-    def __init__(self, perf: PerfModel, pools: dict[Any, tuple[ColocatedPool, int, _Noted]]) -> None:
+    def __init__(self, perf: PerfModel, pools: dict[Any, tuple[ColocatedPool, int, _Noted]] | None = None) -> None:
         self.perf, self.basis, self.band, self.outside = perf, Basis.MEASURED, 0.0, False
-        self.pools = pools
+        self.pools = {} if pools is None else pools
 
     def take(self, other: _Noted) -> None:
         """Remember what another was told."""
