@@ -54,7 +54,9 @@ def _name(name: str) -> str:
     return f"{first} | {rest}" if rest else first.replace("best homogeneous ", "best homogeneous | ")
 
 
-def _cost(plan: Plan) -> Chart:
+def _cost(plan: Plan) -> Chart | None:
+    if not plan.best.usd_per_hour:
+        return None
     named = [(_name(name), option) for name, option in story.named_options(plan)]
     order = [name for name, _ in named]
     rows: list[dict[str, Any]] = [
@@ -146,7 +148,7 @@ def _utilisation(plan: Plan) -> Chart:
 
 
 def _ttft(plan: Plan) -> Chart | None:
-    named = [(_name(name), option) for name, option in story.named_options(plan) if option.ttft_parts]
+    named = [(_name(name), option) for name, option in story.named_options(plan) if len(option.ttft_parts) > 1]
     if not named:
         return None
     order = [name for name, _ in named]

@@ -187,7 +187,7 @@ def _trusts(best: Option) -> list[tuple[str, Trust]]:
 def _sources(plan: Plan) -> Group:
     asked = plan.question
     lines = [f"{name}: {words.trust(trust)}" for name, trust in _trusts(plan.best)]
-    lines.append(f"prices: {asked.prices}, {asked.prices_date}")
+    lines.append(f"prices: {story.prices(plan)}")
     seen = f"{asked.workload.requests:,} requests" if asked.workload.requests else "described, not recorded"
     lines.append(f"workload: {asked.workload.name}, {seen}; {asked.workload.source}")
     lines += [f"{name} {version}" for name, version in plan.versions.items()]

@@ -67,6 +67,7 @@ def render(plan: Plan, command: str = "") -> str:
             headline=_unbroken(story.headline(plan)),
             purpose=story.purpose(plan),
             common=story.common(plan),
+            prices=story.prices(plan),
             gain_title=story.gain_title(plan),
             warnings=story.warnings(plan),
             facts=facts(plan),
@@ -130,11 +131,11 @@ def _environment() -> Environment:
         sentence=words.sentence,
         member_line=words.member_line,
         rented=words.rented,
-        formats=words.formats,
+        pool_formats=words.pool_formats,
         wire=words.wire,
         trust=words.trust,
         power=words.power,
-        usd=format_usd,
+        usd=words.money,
         seconds=format_seconds,
     )
     return environment
@@ -164,12 +165,12 @@ def facts(plan: Plan) -> tuple[Fact, ...]:
         Fact("Bill", f"{format_usd(best.usd_per_hour)} USD/h", size),
         Fact("Per million output tokens", f"{format_usd(best.usd_per_mtok_output)} USD", parts),
     )
-    spare = f"{words.percent(best.headroom)} above the load; {words.binding(best)} binds"
+    load, _, rest = story.spare(plan).removeprefix("goodput ").partition(" requests/s")
     return (
         *(cost if best.usd_per_hour else (Fact("Owned, not priced", f"{best.accelerators}", size),)),
         _latency_fact(plan, "ttft"),
         _latency_fact(plan, "tpot"),
-        Fact("Goodput", f"{words.count(best.goodput)} req/s", spare),
+        Fact("Goodput", f"{load} req/s", rest.strip(",; ")),
     )
 
 
@@ -264,7 +265,7 @@ def _question(plan: Plan) -> tuple[tuple[str, str], ...]:
     return (
         ("model", asked.model),
         ("SLO", words.slo(plan)),
-        ("prices", f"{asked.prices}, {asked.prices_date}" if asked.prices_date else asked.prices),
+        ("prices", story.prices(plan)),
         ("asked for", str(asked.goal)),
         *((name, value) for name, value in optional if value),
     )

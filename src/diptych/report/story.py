@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from diptych.design.axes import Role
@@ -82,6 +83,19 @@ def common(plan: Plan) -> str:
         Goal.INVENTORY: "uses what is owned",
     }
     return f"{kept[plan.question.goal]} inside the same SLO"
+
+
+def spare(plan: Plan) -> str:
+    """How much the fleet carries and what stops it; the margin only where a load was given."""
+    best = plan.best
+    margin = f", {words.percent(best.headroom)} above the load" if plan.question.goal is Goal.RATE else ""
+    return f"goodput {words.count(best.goodput)} requests/s{margin}; {words.binding(best)} binds"
+
+
+def prices(plan: Plan) -> str:
+    """`aws, 2026-07-20`, or that there are none."""
+    asked = plan.question
+    return f"{asked.prices}, {asked.prices_date}" if asked.prices else "none: owned accelerators"
 
 
 def purpose(plan: Plan) -> str:
@@ -172,9 +186,10 @@ def named_options(plan: Plan) -> tuple[tuple[str, Option], ...]:
 
 
 def runners_up(plan: Plan) -> tuple[Alternative, ...]:
-    """The alternatives that are not already among the named options."""
+    """The alternatives that are not already among the named options and fit the budget, where one was given."""
     named = [option for _, option in named_options(plan)]
-    return tuple(other for other in plan.alternatives if other.option not in named)
+    budget = plan.question.budget_usd_per_hour or math.inf
+    return tuple(a for a in plan.alternatives if a.option not in named and a.option.usd_per_hour <= budget)
 
 
 def reason_against(plan: Plan, option: Option) -> str:

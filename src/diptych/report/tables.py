@@ -65,7 +65,7 @@ def _fleet(best: Option) -> Table:
             _add_link(rows, best)
         what = f"{words.pool_line(pool)}\n{_formats(pool)}"
         busy, idle = words.percent(pool.utilisation), words.percent(pool.idle_share)
-        rows.add_row(_role(str(pool.role)), Text(what), format_usd(pool.usd_per_hour), busy, idle)
+        rows.add_row(_role(str(pool.role)), Text(what), words.money(pool.usd_per_hour), busy, idle)
     return rows
 
 
@@ -85,7 +85,7 @@ def _role(name: str) -> Text:
 
 def _formats(pool: PoolPlan) -> str:
     rented = "".join(f"\n{line}" for member in pool.members if (line := words.rented(member)))
-    return f"{words.formats(pool.members[0])}, {pool.members[0].engine}, {words.short_trust(pool.trust)}{rented}"
+    return f"{words.pool_formats(pool)}, {pool.members[0].engine}, {words.short_trust(pool.trust)}{rented}"
 
 
 def _numbers(plan: Plan) -> Group:
@@ -94,14 +94,12 @@ def _numbers(plan: Plan) -> Group:
         f"{format_usd(best.usd_per_hour)} USD/h; per million tokens: {format_usd(best.usd_per_mtok_output)} output, "
         f"{format_usd(best.usd_per_mtok_input)} input, {format_usd(best.usd_per_mtok_total)} all"
     )
-    spare = (
-        f"goodput {words.count(best.goodput)} requests/s, {words.percent(best.headroom)} above the load; "
-        f"{words.binding(best)} binds; {words.size(best)}, {words.power(best.power_w)}"
-    )
+    bill = [Text(costs)] if best.usd_per_hour else []
+    spare = f"{story.spare(plan)}; {words.size(best)}, {words.power(best.power_w)}"
     latencies = (best.ttft, best.ttft_decode, best.tpot, best.e2e)
     outside = any(latency.trust.outside_measured for latency in latencies)
     note = [Text("* beyond what was measured", style="dim")] if outside else []
-    return Group(Text(costs), Text(spare), Text(), _latencies(plan), *note)
+    return Group(*bill, Text(spare), Text(), _latencies(plan), *note)
 
 
 def _latencies(plan: Plan) -> Table:
@@ -143,8 +141,8 @@ def _add_option(rows: Table, name: str, option: Option, plan: Plan) -> None:
         lines.append(f"\n{line}", style="dim")
     rows.add_row(
         lines,
-        format_usd(option.usd_per_hour),
-        format_usd(option.usd_per_mtok_output),
+        words.money(option.usd_per_hour),
+        words.money(option.usd_per_mtok_output),
         format_seconds(option.ttft.p90),
         format_seconds(option.tpot.p90),
         story.gain(plan, option),
@@ -163,8 +161,9 @@ def _warning(advice: story.Advice) -> Group:
 
 def _considered(plan: Plan) -> Group:
     space = plan.space
+    sized = f", {space.sized:,} sized" if space.sized else ""
     line = (
-        f"{words.big(space.cartesian)} designs, {words.big(space.effective)} possible, {space.sized:,} sized; "
-        f"prices: {plan.question.prices} of {plan.question.prices_date}"
+        f"{words.big(space.cartesian)} designs, {words.big(space.effective)} possible{sized}; "
+        f"prices: {story.prices(plan)}"
     )
     return Group(Text(), Text(line, style="dim"))

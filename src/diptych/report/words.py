@@ -9,6 +9,7 @@ from diptych.design.axes import Role
 from diptych.design.boundary import Codec, Placement
 from diptych.errors import InvalidInput
 from diptych.metrics.slo import SLO, Objective
+from diptych.planner.ask import OWNED
 from diptych.planner.plan import (
     BoundaryPlan,
     Latency,
@@ -19,7 +20,7 @@ from diptych.planner.plan import (
     Space,
     Trust,
 )
-from diptych.units import format_seconds
+from diptych.units import format_seconds, format_usd
 
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LETTERS = {Role.PREFILL: "P", Role.DECODE: "D", Role.COLOCATED: ""}
@@ -179,17 +180,29 @@ def pool_line(pool: PoolPlan) -> str:
     return " + ".join(member_line(member) for member in pool.members)
 
 
+def pool_with_formats(pool: PoolPlan) -> str:
+    """`2 × H100-SXM-80GB tp2 fp8`; the formats of a mixed pool once when its members share them."""
+    formats = [short_formats(member) for member in pool.members]
+    if len(set(formats)) == 1:
+        return f"{pool_line(pool)} {formats[0]}"
+    return " + ".join(f"{member_line(member)} {text}" for member, text in zip(pool.members, formats, strict=True))
+
+
 def fleet_lines(option: Option, brief: bool = False) -> tuple[str, ...]:
     """A fleet in short lines: its pools under their roles with their formats, and the link between them.
 
     `brief` writes P and D for the roles, as in 3P5D.
     """
     pools = tuple(
-        f"{_LETTERS[pool.role] if brief else pool.role} {pool_line(pool)} {short_formats(pool.members[0])}".strip()
-        for pool in option.pools
+        f"{_LETTERS[pool.role] if brief else pool.role} {pool_with_formats(pool)}".strip() for pool in option.pools
     )
     link = option.boundary
     return (*pools, f"over {link.link}, KV {link.wire}, {link.ownership}") if link else pools
+
+
+def pool_formats(pool: PoolPlan) -> str:
+    """The formats of a pool's members, each once."""
+    return "; ".join(dict.fromkeys(formats(member) for member in pool.members))
 
 
 def short_formats(member: MemberPlan) -> str:
@@ -200,8 +213,8 @@ def short_formats(member: MemberPlan) -> str:
 
 
 def rented(member: MemberPlan) -> str:
-    """`2 × p5.48xlarge of aws`; a member on another one's instance shares it; empty when no offer is named."""
-    if not member.offer:
+    """`2 × p5.48xlarge of aws`; a member on another one's instance shares it; empty for what is owned."""
+    if member.offer in ("", OWNED):
         return ""
     source = f" of {member.provider}" if member.provider and member.provider != member.offer else ""
     return f"{member.instances} × {member.offer}{source}" if member.instances else f"shares a {member.offer}{source}"
@@ -209,8 +222,14 @@ def rented(member: MemberPlan) -> str:
 
 def size(option: Option) -> str:
     """`14 accelerators`, and how many more are rented with them and stay idle."""
-    idle = sum(member.idle_accelerators for pool in option.pools for member in pool.members)
+    members = [member for pool in option.pools for member in pool.members]
+    idle = sum(member.idle_accelerators for member in members if member.offer != OWNED)
     return plural(option.accelerators, "accelerator") + (f" and {idle} idle" if idle > 0 else "")
+
+
+def money(value: float) -> str:
+    """A price, or a dash for what has none."""
+    return format_usd(value) if value else "–"
 
 
 def wire(boundary: BoundaryPlan) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sample_plan import colocated_plan, heterogeneous_plan
+from sample_plan import colocated_plan, heterogeneous_plan, owned_plan
 
 from diptych.planner.plan import Plan, RuleCount
 from diptych.report import story
@@ -37,6 +37,7 @@ def test_all_that_was_promised_is_drawn() -> None:
         "pareto-tpot", "pareto-ttft", "pareto-goodput", "cost", "utilisation", "ttft", "memory", "rules", "flips", "lengths",
     }  # fmt: skip
     assert "flips" not in charts(colocated_plan())
+    assert not {"cost", "pareto-tpot"} & set(charts(owned_plan()))
 
 
 def test_cost_bars_add_up_to_the_bill_of_each_fleet() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import doctest
 import io
+import re
 from dataclasses import replace
 from types import ModuleType
 
 import pytest
 from kept import FOLDER, same
 from rich.console import Console, RenderableType
-from sample_plan import colocated_plan, heterogeneous_plan, hostile_plan
+from sample_plan import colocated_plan, heterogeneous_plan, hostile_plan, owned_plan
 
 from diptych.cli import plan_inputs
 from diptych.planner.plan import Goal, Plan, json_schema
@@ -70,17 +71,22 @@ def test_headline_of_a_budget_compares_goodput() -> None:
     assert "costs no more than the budget" in printed(plan_text(asked))
 
 
-def test_an_inventory_without_prices_is_told_without_prices() -> None:
+def test_an_inventory_is_told_without_prices_and_with_every_pool() -> None:
+    plan = owned_plan()
+    same("plan_owned.txt", printed(plan_text(plan)))
+    assert "against TPOT" not in printed(plan_text(plan))
+    assert not pareto_charts(plan)
+    page = render(plan)
+    assert "Owned, not priced" in page
+    assert [page.count(f'<div class="panel {role}">') for role in ("prefill", "decode", "colocated")] == [1, 1, 1]
+    assert "0.00 USD" not in re.sub(r"<script.*", "", page, flags=re.DOTALL)
+
+
+def test_what_does_not_fit_the_budget_is_no_runner_up() -> None:
     plan = heterogeneous_plan()
-    free = replace(plan.best, usd_per_hour=0.0, usd_per_mtok_output=0.0)
-    question = replace(plan.question, goal=Goal.INVENTORY, inventory={"A100-80": 8, "L40S": 16})
-    asked = replace(plan, question=question, best=free, pareto=tuple(replace(p, usd_per_hour=0.0) for p in plan.pareto))
-    assert story.purpose(asked).startswith("on 8 A100-80 and 16 L40S")
-    text = printed(plan_text(asked))
-    assert "16 accelerators, not priced" in text
-    assert "against TPOT" not in text
-    assert not pareto_charts(asked)
-    assert "not priced" in render(asked)
+    assert [other.option.usd_per_hour for other in story.runners_up(plan)] == [37.4]
+    asked = replace(plan, question=replace(plan.question, goal=Goal.BUDGET, budget_usd_per_hour=36.0))
+    assert story.runners_up(asked) == ()
 
 
 @pytest.mark.parametrize(
