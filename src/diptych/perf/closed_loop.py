@@ -9,7 +9,7 @@ batch: the same steps that the open-loop pools use. One physics, two arrival law
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from diptych.design.axes import Worker
 from diptych.perf.estimate import Array
 from diptych.perf.loop_play import Apart, Beside, Loop, LoopResult, PrefillStage, Protocol
 from diptych.perf.model import PerfModel
-from diptych.perf.speculative import seconds_per_token
+from diptych.perf.speculative import seconds_per_token, tokens_per_step
 from diptych.perf.stepping import prompt_costs, stepping
 from diptych.workload.lengths import Lengths
 
@@ -81,7 +81,7 @@ class ColocatedTest:
                 np.interp(seconds, batches, costs.extra[0] * most),
                 most, 0, _steps(lengths, rules.budget), rules.mixes,
             ),
-            self.protocol,
+            replace(self.protocol, poll=self.protocol.poll * tokens_per_step(self.drafts)),
         )  # fmt: skip
 
 
