@@ -35,6 +35,7 @@ LARGEST_SERVER = 16
 """Accelerators of the largest common server; a larger scale-up world spans servers."""
 ONE_STACK = ("ib-400g", "ib-400g-mooncake", "ib-200g", "roce-200g", "roce-100g", "tcp-100g-ucx")
 """Links of the catalog that were measured on one software stack, kept for comparison and for users who run it."""
+HOSTED = ("Google", "Apple")
 _TECHNOLOGIES = {"xgmi": "infinity fabric"}
 
 
@@ -257,6 +258,15 @@ def rdma_needs_rdma_nics(pair: Pair, setting: Setting) -> str | None:
     return None
 
 
+def hosts_carry_their_traffic(pair: Pair, setting: Setting) -> str | None:
+    """TPUs and Apple's parts reach the network through their hosts, without RDMA into their memory."""
+    kind = pair.boundary.link.kind
+    if kind not in (LinkKind.INFINIBAND, LinkKind.ROCE) or setting.link_is_given:
+        return None
+    named = [side.accelerator.name for side in (pair.prefill, pair.decode) if side.accelerator.vendor in HOSTED]
+    return f"{named[0]} over {pair.boundary.link.name}" if named else None
+
+
 def clouds_have_their_own_rdma(pair: Pair, setting: Setting) -> str | None:
     """AWS joins instances with EFA and no other cloud has it."""
     if setting.link_is_given or pair.prefill_offer is None:
@@ -431,6 +441,7 @@ PATH_RULES: tuple[PairRule, ...] = (
     scaleup_must_exist,
     pools_share_a_network,
     rdma_needs_rdma_nics,
+    hosts_carry_their_traffic,
     clouds_have_their_own_rdma,
     one_stack_is_chosen_by_name,
     vendors_meet_in_host_memory,

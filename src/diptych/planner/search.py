@@ -206,8 +206,8 @@ class _Side:
         self.role, self.candidates, self.tables, self.rate = role, candidates, tables, rate
         self.exact = np.zeros(len(candidates), dtype=bool)
         self.counts = [self.tables.floor(role, c.worker, rate) for c in candidates]
-        self.costs = np.array([self._cost(i, whole=True) for i in range(len(candidates))])
-        self.shares = np.array([self._cost(i, whole=False) for i in range(len(candidates))])
+        self.costs = np.array([self._cost(i, whole=True) for i in range(len(candidates))], dtype=float)
+        self.shares = np.array([self._cost(i, whole=False) for i in range(len(candidates))], dtype=float)
 
     def _cost(self, index: int, whole: bool) -> float:
         """The bill on instances of its own, or its share of full ones where the other pool may fill the rest."""

@@ -116,6 +116,7 @@ def test_models_published_in_four_bits_keep_their_quality() -> None:
         ("pools_share_a_network", pair(offers=(offer(), offer(provider="Crusoe")))),
         ("pools_share_a_network", pair(offers=(offer(), offer(region="us")))),
         ("rdma_needs_rdma_nics", pair(offers=(offer(nic=1e9, gpus=1), offer()))),
+        ("hosts_carry_their_traffic", pair(worker("TPU-v6e"), worker("TPU-v6e"))),
         ("clouds_have_their_own_rdma", pair(at=boundary("efa"), offers=(offer(), offer()))),
         ("one_stack_is_chosen_by_name", pair(at=boundary("ib-400g-mooncake"))),
         ("vendors_meet_in_host_memory", pair(decode=worker("MI300X"))),
