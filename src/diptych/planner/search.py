@@ -120,7 +120,7 @@ class Tables:
         service = load.lengths.mean(sure)
 
         def keeps(workers: Array) -> Any:
-            delay = Delay(sure, weight, wait(rate / workers, 1.0, service, 0.0, load.cv2), no_wait())
+            delay = Delay(sure, weight, wait(rate, workers, service, 0.0, load.cv2), no_wait())
             met = [delay.keeps(goal.quantile, goal.limit) >= 0 for goal in load.slo.of("ttft")]
             return np.logical_and.reduce([rate / workers * service < 1, *met])
 
