@@ -13,6 +13,7 @@ from diptych.catalog.catalog import Catalog
 from diptych.catalog.model import Model
 from diptych.catalog.offer import PriceBook
 from diptych.design.axes import Parallelism, Precision, Role, Worker
+from diptych.design.boundary import Placement
 from diptych.design.constraints import Setting
 from diptych.metrics.slo import SLO
 from diptych.perf.model import PerfModel
@@ -23,6 +24,7 @@ from diptych.planner.assemble_mixed import mixed_option
 from diptych.planner.boundaries import Boundaries
 from diptych.planner.budget import most_goodput
 from diptych.planner.checklist import checklist
+from diptych.planner.conditional import conditional_options
 from diptych.planner.enumerate import RoleSpace, role_spaces, setting_of
 from diptych.planner.meeting import Sized
 from diptych.planner.mixed import Columns
@@ -137,7 +139,15 @@ def _for_rate(searching: Search, progress: Progress | None) -> Outcome:
     assert question.rate is not None
     found = searching.at(question.rate, progress=progress)
     shown = _shown(question, found, question.rate)
-    return Outcome(question.rate, _baselines(question, found, question.rate, shown), list(shown.values()), found)
+    baselines = _baselines(question, found, question.rate, shown)
+    split = conditional_options(question, searching.tables.load, found, question.rate)
+    for other in split if question.placement in (None, Placement.CONDITIONAL) else ():
+        kind = answer_of(other)
+        present = baselines[kind]
+        if question.placement is not None or present is None or other.usd_per_hour < present.usd_per_hour:
+            baselines[kind] = other
+    options = sorted([*shown.values(), *split], key=lambda o: o.usd_per_hour)
+    return Outcome(question.rate, baselines, options, found)
 
 
 def _for_budget(searching: Search, progress: Progress | None) -> Outcome:
@@ -234,7 +244,9 @@ def _baselines(question: Ask, found: Found, rate: float, known: dict[int, Option
 
 
 def _eligible(question: Ask, candidate: Option) -> bool:
-    """A pinned pair is the answer asked for; colocation then is a baseline."""
+    """A pinned pair or placement is the answer asked for; others then are baselines."""
+    if question.placement is Placement.CONDITIONAL and candidate.placement is not Placement.CONDITIONAL:
+        return False
     return not question.pinned_apart or answer_of(candidate) is not Answer.DO_NOT_DISAGGREGATE
 
 

@@ -291,3 +291,20 @@ def test_what_is_owned_is_used_in_mixed_pools() -> None:
     assert found.colocated is not None
     assert best.goodput >= found.colocated.goodput
     assert Plan.from_dict(found.to_dict()) == found
+
+
+def test_short_prompts_stay_local_when_asked() -> None:
+    pins = Pins(placement="conditional")
+    lengths = Lengths(np.array([200.0, 6000.0]), np.array([150.0, 150.0]), np.zeros(2), np.array([0.6, 0.4]))
+    workload = Workload("two lengths", lengths, Arrivals(10.0), 2)
+    found = plan("Llama-3.1-8B", workload, SLO_TEXT, catalog=CATALOG, perf=PERF, rate=10.0, pins=pins,
+                 prices=book(("H100", 8, 3, 50e9), ("A100-80", 8, 2, 25e9)))  # fmt: skip
+    best = found.best
+    assert best.placement is Placement.CONDITIONAL
+    assert best.boundary is not None
+    assert 200 < best.boundary.local_below <= 6000
+    assert best.ttft.p90 <= 2.0
+    assert best.tpot.p90 <= 0.05
+    assert best.boundary.wire_bytes_mean == pytest.approx(
+        float(CATALOG.model("Llama-3.1-8B").kv_bytes(6000, best.boundary.wire)), rel=0.01
+    )
