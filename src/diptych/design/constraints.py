@@ -408,12 +408,14 @@ def stock_pairs_share_an_engine(pair: Pair, setting: Setting) -> str | None:
     return f"{pair.prefill.accelerator.name} and {pair.decode.accelerator.name} have no engine in common"
 
 
-def server_holds_tp(worker: Worker, offer: Offer) -> str | None:
-    """The rented server must hold a whole tensor-parallel group, unless the scale-up domain spans servers."""
-    tp, world = worker.parallelism.tp, worker.accelerator.scaleup.world
-    if tp <= offer.gpus or world > LARGEST_SERVER:
-        return None
-    return f"tp{tp} on {offer.instance} with {offer.gpus}"
+def server_holds_the_group(worker: Worker, offer: Offer) -> str | None:
+    """The rented server must hold the whole tensor- or expert-parallel group, as far as the scale-up link joins it."""
+    shape, world = worker.parallelism, max(worker.accelerator.scaleup.world, 1)
+    if world > LARGEST_SERVER or min(shape.tp * shape.dp, world) <= offer.gpus:
+        return (
+            None  # a domain larger than a server spans servers; what exceeds the domain crosses the NIC and is charged
+        )
+    return f"{shape} on {offer.instance} with {offer.gpus}"
 
 
 PRECISION_RULES: tuple[WorkerRule, ...] = (
@@ -432,7 +434,7 @@ SHAPE_RULES: tuple[WorkerRule, ...] = (
     expert_ranks_are_the_workers,
 )
 FIT_RULES: tuple[WorkerRule, ...] = (no_larger_than_needed, weights_fit, longest_request_fits)
-OFFER_RULES: tuple[Callable[[Worker, Offer], str | None], ...] = (server_holds_tp,)
+OFFER_RULES: tuple[Callable[[Worker, Offer], str | None], ...] = (server_holds_the_group,)
 RESIDENCY_RULES: tuple[WorkerRule, ...] = (live_kv_is_in_hbm,)
 PATH_RULES: tuple[PairRule, ...] = (
     another_server_excludes_scaleup,

@@ -178,3 +178,13 @@ def test_every_rule_speaks_one_sentence() -> None:
         assert text[0].isupper() or text.startswith("bf16")
         assert 20 < len(text) < 140, rule.__name__
         assert "\n" not in text
+
+
+def test_a_group_needs_its_server() -> None:
+    one, eight = offer(gpus=1), offer(gpus=8)
+    spread = worker(model="Mixtral-8x7B", dp=8, ep=8)
+    assert constraints.server_holds_the_group(worker(tp=2), one) is not None
+    assert constraints.server_holds_the_group(spread, one) is not None
+    assert constraints.server_holds_the_group(spread, eight) is None
+    assert constraints.server_holds_the_group(worker(model="DeepSeek-V3", dp=16, ep=16), eight) is None
+    assert constraints.server_holds_the_group(worker("GB200", tp=16), offer("GB200", gpus=4)) is None
