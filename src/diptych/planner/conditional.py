@@ -188,7 +188,13 @@ def _option(ask: Ask, split: Conditional, sized: Sized, rate: float) -> Option:
         ttft_decode=after.latency(floor, trust),
         tpot=Latency(tpot_mean, p50, p90, p99, lowest, trust),
         e2e=e2e.latency(floor, trust),
-        boundary=boundary_plan(meeting, sized, rate * split.share, meeting.link(rate * split.share, n_p, n_d)),
+        boundary=boundary_plan(
+            meeting,
+            meeting.link(rate * split.share, n_p, n_d),
+            lambda route: bool(
+                np.all(kept(replace(split, meeting=replace(meeting, route=route)).margins(rate, n_p, n_d)))
+            ),
+        ),
         parts={"handed over": split.share * float(far.mean), "local": (1 - split.share) * float(near.mean)},
     )  # fmt: skip
 
