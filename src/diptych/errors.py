@@ -86,6 +86,6 @@ def did_you_mean(name: str, known: Sequence[str], limit: int = 3) -> str:
     close = difflib.get_close_matches(name.casefold(), list(folded), n=limit, cutoff=0.6)
     if close:
         return f"did you mean {', '.join(folded[match] for match in close)}?"
-    if len(known) <= 12:
+    if len(known) <= 20:
         return f"known: {', '.join(known)}"
     return f"{len(known)} names are known"
