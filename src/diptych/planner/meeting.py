@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -200,6 +201,8 @@ def cheapest(
     walked from the fewest decode workers up, and left when even the fewest prefill workers beside the next step would cost no
     less than what was found.
     """
+    if meeting.usd_per_hour(prefill_least, decode_least) >= below:
+        return None
     busy = float(meeting.link(rate, 1.0, 1.0).utilisation)
     groups = (meeting.prefill.worker.parallelism.dp, meeting.decode.worker.parallelism.dp)
     busy *= min(groups)  # seconds of transfer per second, over one path
@@ -267,19 +270,31 @@ def cheapest_on_nodes(
 
     Fewer workers than a pooled fleet needs never suffice, since splitting a queue only lengthens waits; so n ≥ N_P/x and N_D/y.
     """
-    offer, sizes = meeting.prefill.offer, (meeting.prefill.worker.accelerators, meeting.decode.worker.accelerators)
-    if not _possible(meeting):
-        return None
-    best: Sized | None = None
-    for x in range(1, offer.gpus // sizes[0] + 1):
-        for y in range(1, (offer.gpus - x * sizes[0]) // sizes[1] + 1):
-            limit = best.usd_per_hour if best else below
-            start = max(-(-prefill_least // x), -(-decode_least // y))
-            most = MOST_WORKERS if math.isinf(limit) else math.ceil(limit / offer.usd_per_hour - 1e-9) - 1
-            nodes = _fewest_nodes(meeting, rate, x, y, start, min(most, MOST_WORKERS))
-            if nodes is not None:
-                best = Sized(meeting, nodes * x, nodes * y, nodes * offer.usd_per_hour, nodes)
+    offer, best = meeting.prefill.offer, None
+    for x, y in _server_splits(meeting):
+        limit = best.usd_per_hour if best else below
+        start = max(-(-prefill_least // x), -(-decode_least // y))
+        if start * offer.usd_per_hour >= limit:
+            continue
+        if not _possible(meeting):
+            return None
+        most = (
+            MOST_WORKERS
+            if math.isinf(limit) or not offer.usd_per_hour
+            else math.ceil(limit / offer.usd_per_hour - 1e-9) - 1
+        )
+        nodes = _fewest_nodes(meeting, rate, x, y, start, min(most, MOST_WORKERS))
+        if nodes is not None:
+            best = Sized(meeting, nodes * x, nodes * y, nodes * offer.usd_per_hour, nodes)
     return best
+
+
+def _server_splits(meeting: Meeting) -> Iterator[tuple[int, int]]:
+    """(prefill, decode) workers that fit in one server together."""
+    gpus, sizes = meeting.prefill.offer.gpus, (meeting.prefill.worker.accelerators, meeting.decode.worker.accelerators)
+    for x in range(1, gpus // sizes[0] + 1):
+        for y in range(1, (gpus - x * sizes[0]) // sizes[1] + 1):
+            yield x, y
 
 
 def _fewest_nodes(meeting: Meeting, rate: float, x: int, y: int, start: int, most: int) -> int | None:
