@@ -28,7 +28,7 @@ from diptych.catalog.catalog import Catalog
 from diptych.design.axes import Worker
 from diptych.perf.calibrate import ATTENTION_KINDS, COLLECTIVE_KINDS, NEUTRAL, Calibration, family
 from diptych.perf.memory import max_sequences
-from diptych.perf.ops import OpKind, Step
+from diptych.perf.ops import Op, RoutedExperts, Step
 from diptych.perf.roofline import Roofline, spread
 from diptych.planner.benchmark_cases import Case, Unanswerable, case_of
 from diptych.planner.benchmark_rows import Kind, read_table
@@ -128,7 +128,8 @@ class Ops:
                 "step": index, "count": priced.op.count * busy, "overhead": curve.overhead, "sharpness": curve.sharpness,
                 "memory": size / (priced.bandwidth * curve.mbu), "compute": flop / (priced.peak * curve.mfu),
                 "mbu": curve.mbu, "mfu": curve.mfu, "collective": priced.op.kind in COLLECTIVE_KINDS,
-                "experts": priced.op.kind is OpKind.EXPERTS, "attention": priced.op.kind in ATTENTION_KINDS,
+                "experts": isinstance(priced.op, RoutedExperts), "apart": _apart(priced.op),
+                "attention": priced.op.kind in ATTENTION_KINDS,
             }  # fmt: skip
             for name, value in columns.items():
                 self.parts[name].append(np.broadcast_to(value, index.shape))
@@ -146,10 +147,11 @@ class Ops:
         at = {name: entry[self._step] for name, entry in value.items()}
         wire, routed = self._collective, self._experts
         overhead = self._overhead * np.where(wire, 1.0 / at["collective"], at["launch"])
-        memory = np.where(routed, at["memory"] / at["expert_imbalance"], at["memory"])
+        slowest = np.where(self._apart, at["expert_imbalance"], 1.0)
+        memory = at["memory"] / slowest
         memory = np.minimum(np.where(wire, at["collective"], memory), 1.0 / self._mbu)
         dense = np.where(self._attention, at["compute_attention"], at["compute_linear"])
-        compute = np.minimum(np.where(routed, at["compute_experts"] / at["expert_imbalance"], dense), 1.0 / self._mfu)
+        compute = np.minimum(np.where(routed, at["compute_experts"] / slowest, dense), 1.0 / self._mfu)
         a, b = self._memory / memory, self._compute / compute
         larger = np.maximum(a, b)
         ratio = np.minimum(a, b) / np.where(larger > 0, larger, 1.0)
@@ -157,6 +159,11 @@ class Ops:
         host = value["host_step"] + value["host_sequence"] * self._sampled
         host = host + prompts * (value["host_prefill"] + value["host_prefill_layer"] * layers)
         return np.bincount(self._step, taken, minlength=self.steps) + host
+
+
+def _apart(op: Op) -> bool:
+    """Whether experts are spread over ranks, so that the busiest rank sets the pace."""
+    return isinstance(op, RoutedExperts) and op.local < op.total
 
 
 def _unscaled() -> dict[str, dict[str, float]]:
@@ -404,6 +411,64 @@ def hold_out(problem: Problem, folds: int) -> tuple[Any, Any, Any]:
     return parts[0], parts[1], parts[2]
 
 
+def page(problem: Problem, inside: tuple[Any, Any, Any], held: tuple[Any, Any, Any]) -> str:
+    """The results in Markdown: in-sample and held-out errors apart, by kind, accelerator, model and concurrency."""
+    band = np.array([_band(case) for case in problem.cases])
+    keys = {
+        "kind": problem.kind,
+        "engine": np.array([case.decode.engine for case in problem.cases]),
+        "accelerator": np.array([case.decode.accelerator.name for case in problem.cases]),
+        "model": np.array([case.decode.model.name for case in problem.cases]),
+        "concurrency": band,
+    }
+    lines = [PAGE_HEAD]
+    for name, values in keys.items():
+        lines += [
+            f"## By {name}",
+            "",
+            f"| {name} | figure | rows | in sample: median, p90, ratio | held out: median, p90, ratio |",
+        ]
+        lines += ["| --- | --- | ---: | ---: | ---: |"]
+        for value in dict.fromkeys(sorted(values)):
+            lines += _lines(problem, str(value), values == value, inside, held)
+        lines.append("")
+    return "\n".join(lines)
+
+
+PAGE_HEAD = """# How far predictions are off: the calibration
+
+Written by `benchmarks/fit_calibration.py`; the predictor is that of `diptych validate`. *In sample*: the shipped parameters,
+fitted to all these rows. *Held out*: each row predicted with parameters fitted without any row of its (model, accelerator)
+pair, in folds of whole pairs. Median and 90th percentile of |predicted/measured - 1|, and the median of predicted/measured.
+"""
+
+
+def _lines(
+    problem: Problem, value: str, mask: Any, inside: tuple[Any, Any, Any], held: tuple[Any, Any, Any]
+) -> list[str]:
+    found = []
+    measured = (
+        ("TTFT", problem.ttft),
+        ("TPOT", problem.tpot),
+        ("throughput", np.where(problem.closed, np.nan, problem.output)),
+    )
+    for (name, truth), ours, theirs in zip(measured, inside, held, strict=True):
+        here, out = errors(ours, truth, mask), errors(theirs, truth, mask)
+        if here and out:
+            cells = [
+                f"{100 * row['median']:.1f} %, {100 * row['p90']:.0f} %, {row['ratio']:.2f}" for row in (here, out)
+            ]
+            found.append(f"| {value} | {name} | {here['n']} | {cells[0]} | {cells[1]} |")
+    return found
+
+
+def _band(case: Case) -> str:
+    load = case.row.concurrency or case.row.batch
+    if not load:
+        return "not recorded"
+    return next((f"up to {limit:4d}" for limit in (8, 32, 128, 512) if load <= limit), "above 512")
+
+
 def document(x: Any, problem: Problem, quality: dict[str, Any], sources: Sequence[str]) -> dict[str, Any]:
     """calibration.json: each value with its rows and their residual."""
     seen = frozenset(int(scope) for scope in problem.scope)
@@ -448,6 +513,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("src/diptych/perf/data/calibration.json"))
+    parser.add_argument("--page", type=Path, default=Path("benchmarks/calibration.md"))
     options = parser.parse_args(argv)
     catalog = Catalog.load()
     problem = Problem(read_cases(options.tables, catalog), catalog)
@@ -461,7 +527,9 @@ def main(argv: Sequence[str]) -> int:
     x = deliver(problem, x, everything)
     quality = {"in_sample": report(problem, problem.exact(x), "in sample")}
     if options.folds > 1:
-        quality["held_out_groups"] = report(problem, hold_out(problem, options.folds), "held out")
+        held = hold_out(problem, options.folds)
+        quality["held_out_groups"] = report(problem, held, "held out")
+        options.page.write_text(page(problem, problem.exact(x), held), encoding="utf-8")
     sources = sorted({case.row.source for case in problem.cases})
     options.out.write_text(json.dumps(document(x, problem, quality, sources), indent=1) + "\n", encoding="utf-8")
     return 0
