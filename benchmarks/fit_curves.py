@@ -350,7 +350,9 @@ def reconcile(rows: Sequence[dict[str, Any]]) -> None:
                 dict.fromkeys(FIELDS, ""), refused="8 times slower than the other engine and than its own 16-bit cache"
             )
         if row["op"] == "experts" and row.get("mbu", 1.0) < 0.25:
-            row.update(dict.fromkeys(FIELDS, ""), refused="a quarter of the bandwidth of the other engines: an untuned kernel")
+            row.update(
+                dict.fromkeys(FIELDS, ""), refused="a quarter of the bandwidth of the other engines: an untuned kernel"
+            )
         if (row["engine"], row["op"], row["format"]) == ("trtllm", "linear", "fp8") and "overhead_us" in row:
             alike = [
                 other["overhead_us"] for other in rows
