@@ -66,6 +66,10 @@ def mg1_wait(rate: Any, mean_service: Any, cv2_service: Any) -> Array:
     return _grow(rate * mean_service**2 * (1 + cv2_service), 2 * (1 - rate * mean_service))
 
 
+NEVER = 1e-30
+"""A probability below which nothing is worth computing: it counts as 0."""
+
+
 def erlang_b(load: Any, servers: Any) -> Array:
     """Share of arrivals that find all of `servers` busy when none may wait; `load` = rate · mean service.
 
@@ -80,8 +84,10 @@ def erlang_b(load: Any, servers: Any) -> Array:
         running = slice(int(np.searchsorted(negated, -n, side="right")))
         busy = offered[running] * blocked[running]
         blocked[running] = busy / (n + busy)
+        if blocked[running].max(initial=0.0) < NEVER:
+            break  # more servers only lower it: a pool of thousands under a small load is not worth thousands of terms
     result: Array = np.empty(load.shape)
-    result.reshape(-1)[order] = blocked
+    result.reshape(-1)[order] = np.where(blocked < NEVER, 0.0, blocked)
     return result
 
 

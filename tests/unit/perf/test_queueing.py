@@ -149,3 +149,8 @@ def test_mgn_is_close_to_stepping_every_request(workers: int, rate: float, cv2: 
         total += start - at
         heapq.heappush(free, start + service)
     assert wait(rate, workers, 1.0, cv2).mean == pytest.approx(total / REQUESTS, rel=0.06)
+
+
+def test_blocking_of_a_vast_pool_is_nothing_and_costs_no_more() -> None:
+    assert erlang_b(2.0, 10_000_000) == 0
+    assert 0 < erlang_b(2.0, 20) < 1e-10
