@@ -32,6 +32,7 @@ from diptych.perf.ops import Op, RoutedExperts, Step
 from diptych.perf.roofline import Roofline, spread
 from diptych.planner.benchmark_cases import Case, Unanswerable, case_of
 from diptych.planner.benchmark_rows import Kind, read_table
+from diptych.planner.load_tests import is_sweep
 from diptych.planner.validate import predict
 
 ENGINES = ("vllm", "trtllm", "sglang", "trtllm-cpp")
@@ -64,7 +65,9 @@ PRIORS = {
     "host_prefill_layer": Prior(30e-6, 1.0, 0.5),
     "delivery": Prior(15e-3, 1.0, 0.6),
     "delivery_steps": Prior(3.0, 1.0, 0.8),
+    "client": Prior(30e-3, 1.0, 0.8),
 }
+DELIVERED = ("delivery", "delivery_steps", "client")
 NAMES = tuple(PRIORS)
 SCOPES = len(ENGINES) * len(FAMILIES)
 PRIOR_WEIGHT, TTFT_WEIGHT, THROUGHPUT_WEIGHT = 0.25, 0.6, 0.7
@@ -99,7 +102,7 @@ def tables(x: Any, seen: frozenset[int] | None = None) -> dict[str, dict[str, fl
         for i, engine in enumerate(ENGINES):
             values[engine] = float(np.exp(row[0] + row[1 + i]))
             for j, line in enumerate(FAMILIES[:-1]):
-                if seen is None or i * len(FAMILIES) + j in seen:
+                if name not in DELIVERED and (seen is None or i * len(FAMILIES) + j in seen):
                     deviation = row[1 + len(ENGINES) + i * len(FAMILIES) + j]
                     values[f"{engine}/{line}"] = float(np.exp(row[0] + row[1 + i] + deviation))
         found[name] = values
@@ -183,6 +186,7 @@ class Problem:
         self.scope = np.array([scope_of(case.decode) for case in cases])
         self.layers = np.array([float(case.decode.model.num_layers) for case in cases])
         self.isl, self.osl = (np.array([getattr(case, name) for case in cases]) for name in ("isl", "osl"))
+        self.slow_client = np.array([not is_sweep(case.row) for case in cases])
         self.alternates = np.array([case.decode.engine == "sglang" for case in cases])
         self.closed, self.static = self.kind == Kind.CLOSED.value, self.kind == Kind.STATIC.value
         self.group = np.array([_group(case) for case in cases])
@@ -196,7 +200,7 @@ class Problem:
 
     def play(self, x: Any) -> tuple[Any, Any, Any, Any]:
         """(TTFT, TPOT, output, batch of a step) of the shipped predictor at `x`, before delivery."""
-        undelivered = tables(x) | {"delivery": {"*": 0.0}, "delivery_steps": {"*": 0.0}}
+        undelivered = tables(x) | {name: {"*": 0.0} for name in DELIVERED}
         answers = predict(
             [case.row for case in self.cases], self.catalog, Roofline(calibration=Calibration(undelivered))
         )
@@ -264,7 +268,7 @@ class Problem:
         """(TTFT, TPOT, output) with the play's factors frozen."""
         decode, extra, prefill = self.parts(x)
         value = unpack(x, self.scope)
-        delivered = np.where(self.closed, value["delivery"] + value["delivery_steps"] * decode, 0.0)
+        delivered = self._delivered(value, decode)
         tpot = decode + self.interference * self.batch / self.osl * extra
         return self.queue * prefill + delivered, tpot, self.rest * self._rate(decode, extra, prefill)
 
@@ -272,7 +276,11 @@ class Problem:
         """(TTFT, TPOT, output) of the shipped predictor at the `x` last frozen."""
         ttft, tpot, output, _ = self.played
         value = unpack(x, self.scope)
-        return ttft + np.where(self.closed, value["delivery"] + value["delivery_steps"] * tpot, 0.0), tpot, output
+        return ttft + self._delivered(value, tpot), tpot, output
+
+    def _delivered(self, value: dict[str, Any], step: Any) -> Any:
+        fixed = value["delivery"] + value["client"] * self.slow_client
+        return np.where(self.closed, fixed + value["delivery_steps"] * step, 0.0)
 
     def residuals(self, x: Any, mask: Any) -> Any:
         ttft, tpot, output = self.predict(x)
@@ -301,49 +309,82 @@ class Problem:
         free = np.ones(x.size, dtype=bool).reshape(len(NAMES), -1)
         used = set(self.scope[mask])
         free[:, [1 + len(ENGINES) + scope for scope in range(SCOPES) if scope not in used]] = False
+        free[[NAMES.index(name) for name in DELIVERED], 1 + len(ENGINES) :] = False
         free = free.ravel()
         base = np.where(free, x, 0.0) if len(used) else x
         base.reshape(len(NAMES), -1)[:, 0] = x.reshape(len(NAMES), -1)[:, 0]
 
-        def residuals(y: Any) -> Any:
+        def whole(y: Any) -> Any:
             full = base.copy()
             full[free] = y
-            return self.residuals(full, mask)
+            return full
 
-        solved = base.copy()
-        solved[free] = least_squares(residuals, base[free], max_nfev=8, x_scale=0.3).x
-        return solved
+        return whole(
+            least_squares(
+                lambda y: self.residuals(whole(y), mask), base[free], lambda y: self.jacobian(whole(y), mask)[:, free],
+                max_nfev=8, x_scale=0.3,
+            ).x
+        )  # fmt: skip
+
+    def jacobian(self, x: Any, mask: Any, small: float = 1e-6) -> Any:
+        """Derivatives of `residuals`: a parameter moves a row alike through its value over all, its engine's and its scope's."""
+        here, width = self.residuals(x, mask), x.size // len(NAMES)
+        rows, tests = np.zeros((here.size, x.size)), 3 * len(self.cases)
+        engine, scope = self.scope // len(FAMILIES), self.scope
+        member = np.zeros((len(self.cases), width))
+        member[:, 0] = member[np.arange(len(self.cases)), 1 + engine] = 1.0
+        member[np.arange(len(self.cases)), 1 + len(ENGINES) + scope] = 1.0
+        member = np.tile(member, (3, 1))
+        for i, name in enumerate(NAMES):
+            moved, columns = x.copy(), slice(i * width, (i + 1) * width)
+            moved[i * width] += small
+            change = (self.residuals(moved, mask) - here)[:tests] / small
+            rows[:tests, columns] = change[:, None] * member
+            strays = np.full(width, PRIOR_WEIGHT / PRIORS[name].stray)
+            strays[0] = PRIOR_WEIGHT / PRIORS[name].spread
+            rows[tests + i * width : tests + (i + 1) * width, columns] = np.diag(strays)
+        return rows
 
 
-DELIVERIES = (2e-3, 5e-3, 10e-3, 15e-3, 20e-3, 30e-3, 50e-3, 80e-3, 120e-3, 160e-3)
-DELIVERY_STEPS = (0.1, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 15.0, 20.0, 25.0, 30.0)
+DELIVERIES = (2e-3, 5e-3, 10e-3, 15e-3, 20e-3, 30e-3, 50e-3, 80e-3, 120e-3, 160e-3, 200e-3)
+DELIVERY_STEPS = (0.1, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 15.0)
+CLIENTS = (0.1e-3, 10e-3, 20e-3, 30e-3, 50e-3, 80e-3, 100e-3, 120e-3, 160e-3, 200e-3, 300e-3)
 FEWEST = 20
 
 
 def deliver(problem: Problem, x: Any, mask: Any) -> Any:
-    """`x` with the delivery of every engine and architecture of enough load tests at the least absolute relative TTFT error.
+    """`x` with the delivery of every engine at the least absolute relative TTFT error: first under the sweeps' plain client,
+    then what other load generators add.
 
     What lies between client and engine differs between test campaigns by whole factors, so a squared loss would follow the few
-    that poll slowest; the median follows the usual one. A small mean term settles ties.
+    that poll slowest; the median follows the usual one. A small mean term settles ties. It is software, the same on every
+    architecture.
     """
     x = x.copy()
-    decode, extra, prefill = problem.parts(x)
-    del extra
     table = x.reshape(len(NAMES), -1)
-    for scope in np.unique(problem.scope[mask]):
-        rows = mask & problem.closed & (problem.scope == scope) & np.isfinite(problem.ttft * problem.queue)
-        if rows.sum() < FEWEST:
+    decode, _, prefill = problem.parts(x)
+    engine_time = problem.queue * prefill
+    known = mask & problem.closed & np.isfinite(problem.ttft * engine_time)
+    for engine in range(len(ENGINES)):
+        rows = known & (problem.scope // len(FAMILIES) == engine)
+        plain, slow = rows & ~problem.slow_client, rows & problem.slow_client
+        if plain.sum() < FEWEST:
             continue
-        engine = problem.queue[rows] * prefill[rows]
 
-        def loss(fixed: float, steps: float, engine: Any = engine, rows: Any = rows) -> float:
-            ratio = (engine + fixed + steps * decode[rows]) / problem.ttft[rows]
+        def loss(chosen: Any, fixed: float, steps: float) -> float:
+            ratio = (engine_time[chosen] + fixed + steps * decode[chosen]) / problem.ttft[chosen]
             return float(np.median(np.abs(ratio - 1.0)) + 0.1 * np.mean(np.minimum(np.abs(np.log(ratio)), 2.0)))
 
-        best = min(((fixed, steps) for fixed in DELIVERIES for steps in DELIVERY_STEPS), key=lambda pair: loss(*pair))
-        for name, value in zip(("delivery", "delivery_steps"), best, strict=True):
+        fixed, steps = min(
+            ((fixed, steps) for fixed in DELIVERIES for steps in DELIVERY_STEPS), key=lambda pair: loss(plain, *pair)
+        )
+        added = CLIENTS[0]
+        if slow.sum() >= FEWEST:
+            added = min(CLIENTS, key=lambda added: loss(slow, fixed + added, steps))
+        for name, value in zip(DELIVERED, (fixed, steps, added), strict=True):
             row = table[NAMES.index(name)]
-            row[1 + len(ENGINES) + scope] = np.log(value) - row[0] - row[1 + scope // len(FAMILIES)]
+            row[1 + engine] = np.log(value) - row[0]
+            row[1 + len(ENGINES) + engine * len(FAMILIES) :][: len(FAMILIES)] = 0.0
     return x
 
 

@@ -150,3 +150,14 @@ def test_groups_stand_for_many_clients() -> None:
     (one,) = play([colocated(128)])
     (grouped,) = play([colocated(512)])
     assert grouped.mean_batch > 2 * one.mean_batch
+
+
+def test_an_engine_that_waits_for_more_prompts_answers_later_by_that_wait() -> None:
+    """A prompt waits its `hold` steps, and none of them when nothing decodes."""
+    protocols = [Protocol(10, 0.8, hold=hold) for hold in (0.0, 10.0, 20.0)]
+    results = play([ColocatedTest(worker("trtllm"), 1024, 256, 16, 60e9, protocol=p).loop(PERF) for p in protocols])
+    waits = np.diff([result.ttft for result in results])
+    assert np.all(waits > 0)
+    assert 0.5 * 20 * results[0].tpot < waits.sum() < 1.1 * 20 * results[0].tpot
+    alone = [ColocatedTest(worker("trtllm"), 1024, 256, 1, 60e9, protocol=p).loop(PERF) for p in protocols]
+    assert len({result.ttft for result in play(alone)}) == 1

@@ -30,7 +30,8 @@ NEUTRAL: Mapping[str, float] = {
     "host_prefill": 2e-3,  # seconds of a step with prompts: their kernels are launched one by one, outside CUDA graphs
     "host_prefill_layer": 0.1e-3,  # the same, per layer
     "delivery": 20e-3,  # seconds of a TTFT outside the engine's steps: HTTP, tokenising, streaming the first token
-    "delivery_steps": 0.0,  # decode steps between a request's arrival and its delivery: receive and stream intervals
+    "delivery_steps": 0.0,  # decode steps between a request's arrival and its delivery: pipelined scheduling and streaming
+    "client": 0.0,  # further seconds under load generators that template, tokenise and parse in the measured time
     "launch": 0.8,  # launch cost of kernels inside a graph, against the micro-benchmark
     "memory": 1.0,  # achieved fraction of the curve's bandwidth
     "compute_linear": 1.0,  # achieved fraction of the curves' FLOP/s: projections and output head,
@@ -64,6 +65,7 @@ class Factors:
     host_prefill_layer: float
     delivery: float
     delivery_steps: float
+    client: float
     launch: float
     memory: float
     compute_linear: float

@@ -81,7 +81,7 @@ class ColocatedTest:
                 np.interp(seconds, batches, costs.extra[0] * most),
                 most, 0, _steps(lengths, rules.budget), rules.mixes,
             ),
-            replace(self.protocol, poll=self.protocol.poll * tokens_per_step(self.drafts)),
+            _in_tokens(self.protocol, self.drafts),
         )  # fmt: skip
 
 
@@ -118,6 +118,12 @@ class DisaggregatedTest:
             ),
             self.protocol,
         )  # fmt: skip
+
+
+def _in_tokens(protocol: Protocol, drafts: int) -> Protocol:
+    """The protocol with its engine steps counted in tokens, of which a step with drafts makes several."""
+    tokens = tokens_per_step(drafts)
+    return replace(protocol, poll=protocol.poll * tokens, hold=protocol.hold * tokens)
 
 
 def _lengths(isl: float, osl: float) -> tuple[Lengths, float]:

@@ -27,13 +27,15 @@ class Protocol:
     `rounds` requests per client; answer lengths uniform in [spread·longest, longest]. All clients start at once, or evenly
     over the share `ramp` of the first answer's time.
     `frontend` (s) passes between a client's sending and the engine's having the request; the engine looks for new requests
-    every `poll` steps (always when idle), and not before `cold` (s): what compiles or connects on first use.
+    every `poll` steps (always when idle), and not before `cold` (s): what compiles or connects on first use. An engine that
+    batches prompts lets the first of them wait `hold` steps for others while it decodes.
     """
 
     rounds: int = 10
     spread: float = 1.0
     frontend: float = 0.0
     poll: float = 1.0
+    hold: float = 0.0
     cold: float = 0.0
     ramp: float = 0.0
 
@@ -99,9 +101,10 @@ class Play:
         self.spans = np.array([s.steps * s.advances for s in stages])
         self.spread = np.array([loop.protocol.spread for loop in loops])
         self.longest = 2 * np.array([loop.osl for loop in loops]) / (1 + self.spread)
-        self.frontend, self.poll, cold = np.array(
-            [[loop.protocol.frontend, loop.protocol.poll, loop.protocol.cold] for loop in loops]
+        self.frontend, self.poll, self.hold, cold = np.array(
+            [[loop.protocol.frontend, loop.protocol.poll, loop.protocol.hold, loop.protocol.cold] for loop in loops]
         ).T
+        self.due = np.full(rows, np.inf)
         self.transfer = np.array([s.transfer for s in stages])
         workers = np.array([max(s.workers, 1) for s in stages])
         self.free_at = np.where(np.arange(workers.max()) < workers[:, None], cold[:, None], np.inf)
@@ -227,10 +230,14 @@ class Beside(Play):
         waiting = (self.batch < self.room) & (self.admitted < self.total) & np.isfinite(ready)
         looks = (self.batch == 0) | (np.abs(self.tick / self.poll - np.round(self.tick / self.poll)) < 1e-6)
         self.seen = np.where(looks, self.now, self.seen)
-        prompts = waiting & (ready <= self.seen + EPS)
+        there = waiting & (ready <= self.seen + EPS)
+        self.due = np.where(there, np.minimum(self.due, self.tick + self.hold), np.inf)
+        prompts = there & ((self.batch == 0) | (self.tick >= self.due - 1e-6))
+        self.due[prompts] = np.inf
         self._prefill(np.flatnonzero(prompts), pace)
         decodes = np.flatnonzero(~prompts & (self.batch > 0))
-        ticks = np.minimum(self.next_end(), np.where(waiting, self._next_look(ready, pace), np.inf))[decodes]
+        stop = np.where(there, self.due - self.tick, self._next_look(ready, pace))
+        ticks = np.minimum(self.next_end(), np.where(waiting, stop, np.inf))[decodes]
         self.advance(decodes, ticks * pace[decodes], ticks)
         idle = ~prompts & (self.batch == 0) & waiting
         self.now[idle] = np.maximum(self.now[idle], ready[idle])

@@ -106,13 +106,15 @@ class Roofline:
         prompts = np.where(tokens > 0, 1.0, 0.0)
         return self._time(worker, Step(tokens / dp, past, prompts, spread(in_flight, dp), context, tokens + in_flight))
 
-    def delivery(self, worker: Worker, step: Any) -> Array:
+    def delivery(self, worker: Worker, step: Any, slow_client: bool = False) -> Array:
         """Seconds of a TTFT as a client sees it that no step of the prompt holds, beside decode steps of `step` seconds.
 
-        HTTP, tokenising and streaming, and the decode steps for which an engine does not look at new requests.
+        HTTP, tokenising and streaming, and the decode steps that lie between them; a `slow_client` templates, tokenises and
+        parses within the time it measures.
         """
         factors = self.compiled(worker).factors
-        return np.asarray(factors.delivery + factors.delivery_steps * np.asarray(step, dtype=float))
+        fixed = factors.delivery + (factors.client if slow_client else 0.0)
+        return np.asarray(fixed + factors.delivery_steps * np.asarray(step, dtype=float))
 
     def ceilings(self, worker: Worker) -> tuple[float, float]:
         """(share of peak FLOP/s, share of memory bandwidth) that no matrix or decode-attention op of the worker exceeds.

@@ -18,6 +18,7 @@ from diptych.perf.loop_play import Protocol
 from diptych.perf.memory import kv_capacity
 from diptych.perf.overheads import overheads
 from diptych.planner.benchmark_rows import Kind, Ranks, Row
+from diptych.planner.load_tests import SWEEP_SPREAD, is_sweep, protocol
 from diptych.planner.recipes import Recipe, recipes
 
 
@@ -104,7 +105,7 @@ def case_of(row: Row, catalog: Catalog) -> Case:
         workers,
         isl * mean,
         osl * mean,
-        _protocol(row, accelerator, engine),
+        protocol(row, worker),
         choose_tp=not (row.decode.tp or row.decode.dp > 1),
         drafts=_drafts(row, notes),
         assumptions=tuple(notes),
@@ -209,31 +210,6 @@ def _lengths(row: Row, model: Model, notes: list[str]) -> tuple[float, float]:
     if isl + osl > 4 * model.max_context:
         raise Unanswerable(f"{isl + osl:g} tokens are beyond the model's context")
     return isl, osl
-
-
-SWEEP_SPREAD = 0.8
-
-
-def is_sweep(row: Row) -> bool:
-    """Whether a row of the silicon sample comes from InferenceX's sweeps, by the form of its name."""
-    return re.search(r"cfg\d+$|^20\d\d_\d\d_\d\d_|_tp\d+_ep\d+_\d+$", row.reference) is not None
-
-
-def _protocol(row: Row, accelerator: Accelerator, engine: str) -> Protocol:
-    """The load test behind a row.
-
-    InferenceX draws lengths uniformly from 0.8 to 1 of the nominal ones and sends 10 requests per client, all clients at once
-    (its benchmark scripts: --random-range-ratio 0.8, --num-prompts 10·concurrency, --request-rate inf); its SGLang servers on
-    B200 look for requests every 10 steps, every 30 from 16 clients on (--scheduler-recv-interval). GPUStack's lab sends its
-    whole dataset at once with natural lengths. Elsewhere lengths are fixed; vLLM's own load test starts
-    all clients at once, the others are taken to start apart.
-    """
-    if row.source.startswith("GPUStack"):
-        return Protocol(1 if (row.concurrency or 0) >= 16 else 10, 0.0)
-    if not is_sweep(row):
-        return Protocol(10, 1.0, ramp=0.0 if engine == "vllm" else 1.0)
-    polls = engine == "sglang" and accelerator.name.startswith("B200") and row.kind is Kind.CLOSED
-    return Protocol(10, SWEEP_SPREAD, poll=(30.0 if (row.concurrency or 0) >= 16 else 10.0) if polls else 1.0)
 
 
 _DRAFTING = re.compile(r"1\.2\.0rc6\.post3")

@@ -22,6 +22,7 @@ from diptych.perf.pools import ColocatedPool, PrefillPool
 from diptych.planner.bands import bands
 from diptych.planner.benchmark_cases import Case, Unanswerable, case_of, layouts
 from diptych.planner.benchmark_rows import Kind, Row, Unread
+from diptych.planner.load_tests import is_sweep
 from diptych.workload.lengths import Lengths
 
 
@@ -93,7 +94,10 @@ def predict(
 def _delivered(case: Case, perf: PerfModel, result: LoopResult) -> LoopResult:
     """The result as a client sees it: with what lies between engine and client, if the model knows it."""
     known = getattr(perf, "delivery", None)
-    return result if known is None else replace(result, ttft=result.ttft + float(known(case.decode, result.tpot)))
+    if known is None:
+        return result
+    outside = float(known(case.decode, result.tpot, slow_client=not is_sweep(case.row)))
+    return replace(result, ttft=result.ttft + outside)
 
 
 def _same_load(case: Case) -> Any:

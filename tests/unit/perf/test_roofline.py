@@ -62,7 +62,9 @@ def test_points_beyond_the_measured_tables_are_marked() -> None:
 def test_what_a_client_sees_beyond_the_engine() -> None:
     one = worker("Llama-3.1-8B", "H100")
     factors = PERF.compiled(one).factors
-    assert float(PERF.delivery(one, 0.01)) == pytest.approx(factors.delivery + 0.01 * factors.delivery_steps)
+    plain = factors.delivery + 0.01 * factors.delivery_steps
+    assert float(PERF.delivery(one, 0.01)) == pytest.approx(plain)
+    assert float(PERF.delivery(one, 0.01, slow_client=True)) == pytest.approx(plain + factors.client)
 
 
 def test_two_sheets_under_one_name_are_not_confused() -> None:
