@@ -39,6 +39,10 @@ def _role(role: str) -> dict[str, Any]:
         "pp": _option(panel, "Pipeline parallelism.", "N"),
         "ep": _option(panel, "Expert parallelism.", "N"),
         "dp": _option(panel, "Data parallelism of attention.", "N"),
+        "engine": _option(panel, "Its engine, before --engine.", "ENGINE"),
+        "residency": _option(panel, "Where KV lives: hbm, dram, nvme, remote.", "TIER"),
+        "max_batch": _option(panel, "Most sequences of a worker.", "N"),
+        "max_batched_tokens": _option(panel, "Most prompt tokens of a step.", "N"),
     }
 
 
@@ -73,6 +77,9 @@ def plan(
     placement: Annotated[Words, _option(SHARED, "disaggregated, same-node, colocated, conditional.", "PLACE")] = None,
     wire: Annotated[Words, _option(SHARED, "Format of KV on the wire.", "FORMAT")] = None,
     ownership: Annotated[Words, _option(SHARED, "push or pull.", "WHO")] = None,
+    codec: Annotated[Words, _option(SHARED, "raw, cast, quantised or compressed KV on the wire.", "CODEC")] = None,
+    converts_at: Annotated[Words, _option(SHARED, "Who converts KV: prefill, transfer or decode.", "SIDE")] = None,
+    local_below: Annotated[Count, _option(SHARED, "Shorter prompts stay on the decode side.", "TOKENS")] = None,
     overlap: Annotated[Words, _option(SHARED, "serial or layerwise.", "WHEN")] = None,
     engine: Annotated[Words, _option(SHARED, "The engine both roles run, such as vllm.", "ENGINE")] = None,
     provider: Annotated[Words, _option(SHARED, "Rent from this provider only.", "NAME")] = None,
@@ -86,6 +93,10 @@ def plan(
     prefill_pp: Annotated[Count, P["pp"]] = None,
     prefill_ep: Annotated[Count, P["ep"]] = None,
     prefill_dp: Annotated[Count, P["dp"]] = None,
+    prefill_engine: Annotated[Words, P["engine"]] = None,
+    prefill_residency: Annotated[Words, P["residency"]] = None,
+    prefill_max_batch: Annotated[Count, P["max_batch"]] = None,
+    prefill_max_batched_tokens: Annotated[Count, P["max_batched_tokens"]] = None,
     decode_precision: Annotated[Words, D["precision"]] = None,
     decode_weights: Annotated[Words, D["weights"]] = None,
     decode_activations: Annotated[Words, D["activations"]] = None,
@@ -95,6 +106,10 @@ def plan(
     decode_pp: Annotated[Count, D["pp"]] = None,
     decode_ep: Annotated[Count, D["ep"]] = None,
     decode_dp: Annotated[Count, D["dp"]] = None,
+    decode_engine: Annotated[Words, D["engine"]] = None,
+    decode_residency: Annotated[Words, D["residency"]] = None,
+    decode_max_batch: Annotated[Count, D["max_batch"]] = None,
+    decode_max_batched_tokens: Annotated[Count, D["max_batched_tokens"]] = None,
     out_folder: Annotated[
         Words, _option(GIVEN, "Write plan.json, report.html and tables to this folder.", "DIR", "--out")
     ] = None,

@@ -28,6 +28,10 @@ _PER = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZES = ("tp", "pp", "ep", "dp")
 _SHOWN = ("as_json", "quiet")
 _FORMATS = ("weights", "activations", "kv")
+_ROLE_PINS = ("engine", "residency", "max_batch", "max_batched_tokens")
+_MORE_PINS = (
+    "codec", "converts_at", "local_below", *(f"{role}_{axis}" for role in ("prefill", "decode") for axis in _ROLE_PINS),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +217,13 @@ def _pins(reader: Reader) -> Pins:
         "provider",
         "region",
     )
-    roles = {
+    roles: dict[str, Any] = {
         f"{role}_{axis}": combine(reader, role)
         for axis, combine in (("precision", _precision), ("parallelism", _parallelism))
         for role in ("prefill", "decode")
     }
-    return Pins(**{name: given.get(name) for name in plain}, **roles)
+    pinned: dict[str, Any] = {name: given.get(name) for name in (*plain, *_MORE_PINS)}
+    return Pins(**pinned, **roles)
 
 
 def _precision(reader: Reader, role: str) -> str | None:

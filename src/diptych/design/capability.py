@@ -52,6 +52,18 @@ def engines(accelerator: Accelerator, precision: Precision) -> tuple[str, ...]:
     return tuple(found)
 
 
+def named_engine(name: str | None, able: tuple[str, ...]) -> str | None:
+    """The engine of `able` that `name` means, by its own name before that of a plugin ('vllm-ascend' for 'vllm')."""
+    if name in able:
+        return name
+    return next((engine for engine in able if engine.partition("-")[0] == name), None)
+
+
+def engine_names() -> tuple[str, ...]:
+    """Every engine of the table, in its order."""
+    return tuple(dict.fromkeys(engine for _, row in _table() for engine in row.engines))
+
+
 def executable(accelerator: Accelerator) -> tuple[Precision, ...]:
     """The distinct precisions some engine executes on `accelerator`."""
     return tuple(dict.fromkeys(row.precision for row in capabilities(accelerator)))

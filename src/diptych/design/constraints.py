@@ -12,21 +12,21 @@ look at, so that a search can apply it before the product of the axes is formed:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from diptych.catalog.accelerator import Accelerator
 from diptych.catalog.dtype import Dtype
 from diptych.catalog.interconnect import LinkKind
-from diptych.catalog.memory import TierKind
+from diptych.catalog.memory import MemoryTier, TierKind
 from diptych.catalog.model import Attention
 from diptych.catalog.offer import Offer
 from diptych.design.axes import Role, Worker
 from diptych.design.boundary import Boundary, Codec, Overlap, Ownership, Placement, Side
-from diptych.design.capability import UNSERVED, capabilities, engines, family
+from diptych.design.capability import UNSERVED, capabilities, engines, family, named_engine
 from diptych.design.design import Design
-from diptych.units import GB, format_bytes
+from diptych.units import GB, format_bytes, format_seconds
 
 RDMA_FLOOR = 100e9 / 8
 """Bytes/s of a whole instance's NIC from which clouds sell RDMA (EFA, InfiniBand, RoCE); offers do not say it outright."""
@@ -51,7 +51,8 @@ class Quality(StrEnum):
 class Setting:
     """What designs are judged against.
 
-    `memory` gives a worker's (weights, left for KV) in bytes, negative when short: `perf`'s arithmetic, passed in.
+    `memory` gives a worker's (weights, left for KV) in bytes, negative when short: `perf`'s arithmetic, passed in. `tiers` are
+    the slower places KV may live in.
     """
 
     max_context: float
@@ -59,6 +60,7 @@ class Setting:
     quality: Quality = Quality.EIGHT_BIT
     stock_only: bool = False
     link_is_given: bool = False
+    tiers: Mapping[TierKind, MemoryTier] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,13 @@ def engine_executes_precision(worker: Worker, setting: Setting) -> str | None:
     return f"no engine runs {worker.precision} on {worker.accelerator.name}"
 
 
+def pinned_engine_executes_precision(worker: Worker, setting: Setting) -> str | None:
+    """An engine that was asked for must itself run this combination on the accelerator."""
+    if named_engine(worker.engine, engines(worker.accelerator, worker.precision)):
+        return None
+    return f"{worker.engine} does not run {worker.precision} on {worker.accelerator.name}"
+
+
 def quality_is_kept(worker: Worker, setting: Setting) -> str | None:
     """Weights narrower than the quality floor change the answers, so they need the user's word."""
     weights, native = worker.precision.weights, worker.model.native
@@ -174,7 +183,17 @@ def expert_ranks_are_the_workers(worker: Worker, setting: Setting) -> str | None
 
 def live_kv_is_in_hbm(worker: Worker, setting: Setting) -> str | None:
     """Engines decode from HBM; slower tiers keep only KV that nobody is reading."""
-    return None if worker.residency is TierKind.HBM else f"live KV in {worker.residency}"
+    if worker.residency is TierKind.HBM:
+        return None
+    tier = setting.tiers.get(worker.residency)
+    if tier is None or not tier.read_bandwidth:
+        return f"live KV in {worker.residency}"
+    size = float(worker.model.kv_bytes(setting.max_context, worker.precision.kv)) / worker.accelerators
+    far, near = size / tier.read_bandwidth, size / worker.accelerator.memory_bandwidth
+    return (
+        f"live KV in {worker.residency}: every token of a sequence of {setting.max_context:.0f} tokens would read "
+        f"{format_bytes(size)} on each {worker.accelerator.name} in {format_seconds(far)}, {format_seconds(near)} from HBM"
+    )
 
 
 def weights_fit(worker: Worker, setting: Setting) -> str | None:

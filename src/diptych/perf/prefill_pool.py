@@ -23,11 +23,12 @@ class PrefillPool:
     that came meanwhile. All methods take scalars or arrays of `rate` (requests/s of the pool) and `workers`, which broadcast.
     """
 
-    def __init__(self, perf: PerfModel, worker: Worker, lengths: Lengths) -> None:
+    def __init__(self, perf: PerfModel, worker: Worker, lengths: Lengths, fetch: Any = 0.0) -> None:
+        """`fetch` seconds (scalar, or (K,)) come before each prompt: a prefix read from a slower tier, not overlapped."""
         costs = prompt_costs(perf, worker, lengths)
         self.worker, self.lengths = worker, lengths
-        self.service: Array = costs.alone[:, 0]
-        self._packed: Array = costs.packed[:, 0]
+        self.service: Array = costs.alone[:, 0] + fetch
+        self._packed: Array = costs.packed[:, 0] + fetch
 
     @cached_property
     def mean_service(self) -> float:

@@ -105,6 +105,7 @@ def prompt_costs(
     full = np.floor(tokens / rules.budget)
     rest = tokens - full * rules.budget
     sharing = np.where(full > 0, rules.budget / np.maximum(rest, 1.0), np.maximum(np.floor(rules.budget / tokens), 1.0))
+    sharing = np.minimum(sharing, max(rules.sequences, 1.0))
     tail = lengths.cached + full * rules.budget
     # A prompt's last (or only) piece alone, and with as many others as fit; then its full chunks, the middle one for all.
     pieces = [(np.maximum(rest, 1.0), tail, np.ones_like(rest)), (np.maximum(rest, 1.0), tail, sharing)]

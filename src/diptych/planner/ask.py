@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,12 @@ import numpy as np
 from diptych.catalog.accelerator import Accelerator
 from diptych.catalog.catalog import Catalog
 from diptych.catalog.dtype import Dtype
+from diptych.catalog.memory import TierKind
 from diptych.catalog.model import Model
 from diptych.catalog.offer import Offer, PriceBook
 from diptych.design.axes import Parallelism, Precision
-from diptych.design.boundary import Overlap, Ownership, Placement
+from diptych.design.boundary import Codec, Overlap, Ownership, Placement, Side
+from diptych.design.capability import engine_names
 from diptych.design.constraints import Quality
 from diptych.errors import Finding, InvalidInput, did_you_mean
 from diptych.metrics.slo import SLO
@@ -29,6 +31,9 @@ from diptych.workload.workload import Workload
 POINTS = 48
 """Length points that stand for a trace: its means exactly, its tails nearly."""
 MOST_TOKENS = 1e8
+MOST_OWNED = 100_000
+MOST_TOO_LONG = 0.1
+"""Share of requests beyond the model's context that a plan may leave out; more of them are another workload."""
 OWNED = "owned"
 
 
@@ -37,7 +42,10 @@ class Pins:
     """Choices the user has made. None leaves an axis free; texts are what a flag takes.
 
     `prefill` and `decode` name accelerators, several separated by commas. Precisions are a format ('fp8' for weights and
-    activations) or 'w=fp8 a=fp8 kv=bf16'; parallelisms are 'tp4' or 'tp4·pp2' ('tp4,pp2', 'tp4 pp2').
+    activations) or 'w=fp8 a=fp8 kv=bf16'; parallelisms are 'tp4' or 'tp4·pp2' ('tp4,pp2', 'tp4 pp2'). Residency is where KV lives
+    (hbm, dram, nvme, remote): of prefill, the prefixes it reuses; of decode, the KV it reads. Batches are sequences, batched
+    tokens the prompt tokens of one step. `wire` is the format and `codec` the kind of KV on the wire, `converts_at` the side that
+    converts; prompts shorter than `local_below` tokens stay on the decode side. `engine` is both roles', unless one has its own.
     """
 
     prefill: str | None = None
@@ -54,6 +62,17 @@ class Pins:
     engine: str | None = None
     provider: str | None = None
     region: str | None = None
+    codec: str | None = None
+    converts_at: str | None = None
+    local_below: int | None = None
+    prefill_engine: str | None = None
+    decode_engine: str | None = None
+    prefill_residency: str | None = None
+    decode_residency: str | None = None
+    prefill_max_batch: int | None = None
+    decode_max_batch: int | None = None
+    prefill_max_batched_tokens: int | None = None
+    decode_max_batched_tokens: int | None = None
 
     def given(self) -> dict[str, str]:
         """The pins that are set, by name."""
@@ -62,14 +81,29 @@ class Pins:
 
 @dataclass(frozen=True, slots=True)
 class RolePins:
-    """One role's pins, resolved; empty tuples leave the axis free."""
+    """One role's pins, resolved; empty tuples, None and 0 leave the axis free."""
 
     accelerators: tuple[Accelerator, ...] = ()
     precision: Mapping[str, Dtype] | None = None
     parallelism: Parallelism | None = None
+    engine: str | None = None
+    residency: TierKind | None = None
+    max_batch: int = 0
+    max_batched_tokens: int = 0
 
     def allows_precision(self, precision: Precision) -> bool:
         return all(getattr(precision, name) is dtype for name, dtype in (self.precision or {}).items())
+
+    def differs(self, other: RolePins) -> bool:
+        """Whether no one worker keeps the formats and sizes of both."""
+        mine, theirs = self.precision or {}, other.precision or {}
+        sizes = {self.parallelism, other.parallelism} - {None}
+        return len(sizes) > 1 or any(mine[name] is not theirs[name] for name in mine.keys() & theirs.keys())
+
+    def with_those_of(self, other: RolePins) -> RolePins:
+        """The formats and sizes of both, this one's where they differ: what a colocated pool keeps."""
+        formats = {**(other.precision or {}), **(self.precision or {})}
+        return RolePins((), formats or None, self.parallelism or other.parallelism)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +130,8 @@ class Ask:
     wire: Dtype | None
     quality: Quality
     perf: PerfModel
+    codec: Codec | None = None
+    converts_at: Side | None = None
 
     @property
     def cv2(self) -> float:
@@ -104,8 +140,10 @@ class Ask:
 
     @property
     def pinned_apart(self) -> bool:
-        """Whether the user named an accelerator per role: then colocation is a baseline, not an answer."""
-        return bool(self.pins.prefill and self.pins.decode)
+        """Whether the pins ask for two pools, an accelerator for each or what differs: then colocation is a baseline only."""
+        if self.placement is Placement.COLOCATED:
+            return False
+        return bool(self.pins.prefill and self.pins.decode) or self.prefill.differs(self.decode)
 
 
 class Asking:
@@ -176,11 +214,35 @@ class Asking:
         return Parallelism(**sizes)
 
     def role(self, role: str, pins: Pins) -> RolePins:
+        def pinned(axis: str) -> tuple[str, Any]:
+            return f"--{role}-{axis.replace('_', '-')}", getattr(pins, f"{role}_{axis}")
+
         return RolePins(
             self.accelerators(f"--{role}", getattr(pins, role)),
-            self.precision(f"--{role}-precision", getattr(pins, f"{role}_precision")),
-            self.parallelism(f"--{role}-parallelism", getattr(pins, f"{role}_parallelism")),
+            self.precision(*pinned("precision")),
+            self.parallelism(*pinned("parallelism")),
+            self.engine(*pinned("engine")) or self.engine("--engine", pins.engine),
+            self.residency(*pinned("residency")),
+            self.count(*pinned("max_batch"), "sequences"),
+            self.count(*pinned("max_batched_tokens"), "tokens"),
         )
+
+    def residency(self, where: str, text: str | None) -> TierKind | None:
+        """A tier that the catalog describes; HBM is every accelerator's own."""
+        kind: TierKind | None = self.member(where, text, TierKind)
+        if kind in (None, TierKind.HBM) or any(tier.kind is kind for tier in self.catalog.tiers.values()):
+            return kind
+        self.say(where, f"the catalog has no {kind} tier", "hbm, or a catalog that describes it")
+        return None
+
+    def count(self, where: str, value: Any, what: str) -> int:
+        """A whole number from 1; 0 when it is not given."""
+        if value is None:
+            return 0
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+            return value
+        self.say(where, f"{value!r} {what}", "a whole number from 1")
+        return 0
 
     def workload(self, workload: Workload) -> None:
         """Lengths that arithmetic can trust."""
@@ -198,14 +260,31 @@ class Asking:
         if lengths.mean_isl <= 0 or lengths.mean_osl <= 0:
             self.say("--workload", f"{workload.name} has no prompt or no answer on average", "both above zero")
 
-    def context(self, model: Model, lengths: Lengths) -> None:
-        longest = lengths.max_context
-        if longest > model.max_context:
-            self.say(
-                "--workload",
-                f"the longest request has {longest:.0f} tokens, {model.name} takes {model.max_context}",
-                "requests within the model's context",
-            )
+    def context(self, model: Model, workload: Workload) -> Workload:
+        """The requests that the model takes: engines refuse the others one by one. Too many of those are a finding."""
+        lengths = workload.lengths
+        fits = lengths.isl + lengths.osl <= model.max_context
+        beyond = 1 - float(lengths.weight[fits].sum() / lengths.weight.sum())
+        if fits.all():
+            return workload
+        limit = f"{model.name} takes {model.max_context:,}, the longest request has {lengths.max_context:,.0f}"
+        if beyond > MOST_TOO_LONG:
+            problem = f"{beyond * 100:.2g} % of the requests are too long for the model: {limit} tokens"
+            self.say("--workload", problem, f"requests within the model's context, but for {MOST_TOO_LONG:.0%} at most")
+            return workload
+        kept = (values[fits] for values in (lengths.isl, lengths.osl, lengths.cached, lengths.weight / (1 - beyond)))
+        note = f"{beyond * 100:.2g} % of the requests are left out as too long for the model: {limit} tokens"
+        return replace(workload, lengths=Lengths(*kept), notes=(*workload.notes, note))
+
+    def engine(self, where: str, name: str | None) -> str | None:
+        """An engine of the capability table; the first part of a plugin's name stands for all of them."""
+        if name is None:
+            return None
+        known = tuple(dict.fromkeys(n for engine in engine_names() for n in (engine.partition("-")[0], engine)))
+        if name.strip().lower() in known:
+            return name.strip().lower()
+        self.say(where, f"unknown engine {name!r}", ", ".join(known), did_you_mean(name, known))
+        return None
 
 
 def offers_of(
@@ -220,10 +299,14 @@ def offers_of(
             and (pins.provider is None or pins.provider.casefold() == offer.provider.casefold())
             and (pins.region is None or pins.region.casefold() == offer.region.casefold())
         )
-    owned = []
+    owned, spelled = [], dict[str, str]()
     for name in inventory:
         accelerator = asking.attempt("--inventory", asking.catalog.accelerator, name)
-        if accelerator is not None:
+        if accelerator is not None and (other := spelled.setdefault(accelerator.name, name)) != name:
+            asking.say(
+                "--inventory", f"{other} and {name} are both {accelerator.name}", "one count for each accelerator"
+            )
+        elif accelerator is not None:
             size = max(min(8, accelerator.scaleup.world, inventory[name]), 1)
             priced = book.offers_of(accelerator.name) if book else ()
             hourly = priced[0].usd_per_gpu_hour if priced else 0.0
@@ -288,20 +371,28 @@ def ask(
     found_slo = asking.attempt("--slo", SLO.parse, slo) if isinstance(slo, str) else slo
     book = asking.attempt("--prices", catalog.book, prices) if isinstance(prices, str) else prices
     asking.workload(workload)
-    _check_goal(asking, rate, budget, inventory, book)
+    _check_goal(asking, rate, budget, inventory, prices)
     prefill, decode = asking.role("prefill", pins), asking.role("decode", pins)
     if pins.interconnect is not None:
         asking.attempt("--interconnect", catalog.link, pins.interconnect)
+    asking.count("--local-below", pins.local_below, "tokens")
     placement = asking.member("--placement", pins.placement, Placement)
+    if pins.local_below is not None and pins.placement is None:
+        placement = Placement.CONDITIONAL
+    codec = asking.member("--codec", pins.codec, Codec)
+    converts_at = asking.member("--converts-at", pins.converts_at, Side)
     ownership = asking.member("--ownership", pins.ownership, Ownership)
     overlap = asking.member("--overlap", pins.overlap, Overlap)
     wire = asking.member("--wire", pins.wire, Dtype)
     floor = asking.member("--quality", str(quality), Quality) or Quality.EIGHT_BIT
     offers = offers_of(asking, book, inventory, pins)
     asking.findings.extend(_contradictions(pins, prefill, decode, placement, ownership, overlap, inventory))
+    asking.findings.extend(_unplanned(pins, placement, budget, inventory))
+    asking.findings.extend(_senseless(pins, placement, codec, converts_at, workload))
     asking.findings.extend(_unpriced(book, offers, prefill, decode, inventory, pins))
+    asking.findings[:] = dict.fromkeys(asking.findings)
     if found_model is not None and not asking.findings:
-        asking.context(found_model, workload.lengths)
+        workload = asking.context(found_model, workload)
     if asking.findings:
         raise InvalidInput(asking.findings)
     goal = Goal.INVENTORY if inventory is not None else Goal.BUDGET if budget is not None else Goal.RATE
@@ -309,6 +400,7 @@ def ask(
     return Ask(
         found_model, workload, compress(workload.lengths, points), found_slo, goal, demand, budget, inventory, catalog, book,
         offers, pins, prefill, decode, placement, ownership, overlap, wire, floor, perf,
+        codec, converts_at,
     )  # fmt: skip
 
 
@@ -317,17 +409,17 @@ def _check_goal(
     rate: float | None,
     budget: float | None,
     inventory: Mapping[str, int] | None,
-    book: PriceBook | None,
+    prices: PriceBook | str | None,
 ) -> None:
     asking.positive("--rate", rate, "rate")
     asking.positive("--budget", budget, "budget")
     if sum(value is not None for value in (budget, inventory)) + (rate is not None) > 1:
         asking.say("--rate", "more than one of rate, budget and inventory is given", "exactly one of the three")
-    if inventory is None and book is None:
+    if inventory is None and prices is None:
         asking.say("--prices", "there is no price book", f"one of {', '.join(asking.catalog.books)}")
     for name, count in (inventory or {}).items():
-        if not isinstance(count, int) or count < 1:
-            asking.say("--inventory", f"{count} of {name}", "whole counts from 1")
+        if not isinstance(count, int) or not 1 <= count <= MOST_OWNED:
+            asking.say("--inventory", f"{count} of {name}", f"whole counts from 1 to {MOST_OWNED:,}")
     if inventory is not None and not inventory:
         asking.say("--inventory", "nothing is owned", 'a text such as "A100-80:8, L40S:16"')
 
@@ -348,7 +440,8 @@ def _contradictions(
         yield Finding(
             "--placement", f"{placement} with different accelerators per role", "one accelerator for both roles"
         )
-    if placement is Placement.COLOCATED and (pins.interconnect or ownership or overlap or pins.wire):
+    handoff = (pins.interconnect, ownership, overlap, pins.wire, pins.codec, pins.converts_at)
+    if placement is Placement.COLOCATED and any(handoff):
         yield Finding("--placement", "colocated has no handoff to pin", "a disaggregated placement, or no boundary pin")
     if ownership is Ownership.PULL and overlap is Overlap.LAYERWISE:
         yield Finding("--overlap", "a pull starts after prefill, so it cannot overlap layer by layer", "push")
@@ -356,6 +449,34 @@ def _contradictions(
         for accelerator in role.accelerators:
             if inventory is not None and accelerator.name not in inventory and not _owned(accelerator, inventory):
                 yield Finding(where, f"{accelerator.name} is not in the inventory", ", ".join(inventory))
+
+
+def _unplanned(
+    pins: Pins, placement: Placement | None, budget: float | None, inventory: Mapping[str, int] | None
+) -> Iterator[Finding]:
+    """Placements that are planned for some goals only."""
+    where = "--placement" if pins.placement else "--local-below"
+    if placement is Placement.CONDITIONAL and (budget is not None or inventory is not None):
+        yield Finding(where, "conditional placement is planned for a rate", "--rate, or another placement")
+    if placement is Placement.SAME_NODE and inventory is not None:
+        yield Finding(where, "what is owned is not known server by server", "disaggregated, colocated, or --prices")
+
+
+def _senseless(
+    pins: Pins, placement: Placement | None, codec: Codec | None, converts_at: Side | None, workload: Workload
+) -> Iterator[Finding]:
+    """Pins that say nothing where they stand."""
+    if codec is Codec.RAW and converts_at is not None:
+        yield Finding("--converts-at", "raw KV is converted nowhere", "another --codec, or none")
+    if not isinstance(pins.local_below, int) or not len(workload.lengths.isl):
+        return
+    if placement is not Placement.CONDITIONAL:
+        yield Finding("--local-below", f"{placement} placement has no threshold", "--placement conditional")
+    shortest, longest = float(np.min(workload.lengths.isl)), float(np.max(workload.lengths.isl))
+    if not shortest < pins.local_below <= longest:
+        problem = f"{pins.local_below} tokens part no prompts of {workload.name}"
+        apart = f"above {shortest:.0f}, up to {longest:.0f}" if shortest < longest else "prompts of several lengths"
+        yield Finding("--local-below", problem, apart)
 
 
 def _owned(accelerator: Accelerator, inventory: Mapping[str, int]) -> bool:

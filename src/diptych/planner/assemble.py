@@ -335,6 +335,9 @@ def _width(side: Candidate, link: Link) -> float:
 def engine_support(meeting: Meeting) -> str:
     """Whether stock engines do this handoff, or what they lack."""
     lacking = []
+    engines = [side.worker.engine.partition("-")[0] for side in (meeting.prefill, meeting.decode)]
+    if engines[0] != engines[1]:
+        lacking.append(f"{engines[0]} and {engines[1]} share no connector")
     if meeting.boundary.representation.codec is not Codec.RAW:
         lacking.append("no stock engine converts KV")
     shared = shared_engines(meeting.prefill.worker.accelerator, meeting.decode.worker.accelerator)
@@ -351,11 +354,18 @@ def engine_support(meeting: Meeting) -> str:
 
 def _member(sized: Sized | Pooled, role: Role, batch: float) -> MemberPlan:
     candidate, workers, instances, usd = _rented(sized, role)
-    return member_plan(candidate, workers, instances, usd, batch)
+    member = member_plan(candidate, workers, instances, usd, batch)
+    if isinstance(sized, Pooled) or not _sharing(sized):
+        return member
+    # Of shared instances decode is left with what neither pool uses.
+    counts = (sized.meeting.prefill, sized.prefill_workers), (sized.meeting.decode, sized.decode_workers)
+    used = sum(side.worker.accelerators * count for side, count in counts)
+    idle = _instances(sized) * candidate.offer.gpus - used
+    return replace(member, idle_accelerators=idle if role is Role.DECODE else 0)
 
 
 def member_plan(candidate: Candidate, workers: int, instances: int, usd: float, batch: float) -> MemberPlan:
-    """Equal workers as the plan shows them; `batch` sequences per worker set the batch limit."""
+    """Equal workers as the plan shows them; `batch` sequences per worker set the batch limit unless it is pinned."""
     worker, offer = candidate.worker, candidate.offer
     used = workers * worker.accelerators
     return MemberPlan(
@@ -375,7 +385,7 @@ def member_plan(candidate: Candidate, workers: int, instances: int, usd: float, 
         ep=worker.parallelism.ep,
         dp=worker.parallelism.dp,
         engine=worker.engine,
-        max_batch=batch_limit(batch),
+        max_batch=worker.max_batch or batch_limit(batch),
         max_batched_tokens=worker.max_batched_tokens,
         residency=worker.residency,
     )
@@ -386,21 +396,27 @@ def _rented(sized: Sized | Pooled, role: Role) -> tuple[Candidate, int, int, flo
     if isinstance(sized, Pooled):
         return sized.candidate, sized.workers, sized.candidate.instances(sized.workers), sized.usd_per_hour
     meeting, bills = sized.meeting, _bills(sized)
-    together = (
-        round(sized.usd_per_hour / meeting.prefill.offer.usd_per_hour) if meeting.prefill.offer.usd_per_hour else 0
-    )
-    apart = bills == (
-        meeting.prefill.usd_per_hour(sized.prefill_workers),
-        meeting.decode.usd_per_hour(sized.decode_workers),
-    )
-    if apart:
-        alone = meeting.prefill.instances(sized.prefill_workers), meeting.decode.instances(sized.decode_workers)
-    else:
+    if _sharing(sized):
         full = sized.prefill_workers * meeting.prefill.worker.accelerators // meeting.prefill.offer.gpus
-        alone = full, together - full
+        alone = full, _instances(sized) - full
+    else:
+        alone = meeting.prefill.instances(sized.prefill_workers), meeting.decode.instances(sized.decode_workers)
     if role is Role.PREFILL:
         return meeting.prefill, sized.prefill_workers, alone[0], bills[0]
     return meeting.decode, sized.decode_workers, alone[1], bills[1]
+
+
+def _sharing(sized: Sized) -> bool:
+    """Whether both pools stand on the same instances."""
+    meeting = sized.meeting
+    alone = meeting.prefill.usd_per_hour(sized.prefill_workers), meeting.decode.usd_per_hour(sized.decode_workers)
+    return _bills(sized) != alone
+
+
+def _instances(sized: Sized) -> int:
+    """Instances of a fleet whose pools share them."""
+    hourly = sized.meeting.prefill.offer.usd_per_hour
+    return round(sized.usd_per_hour / hourly) if hourly else 0
 
 
 def batch_limit(batch: float) -> int:

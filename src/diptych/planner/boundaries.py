@@ -46,7 +46,9 @@ def boundary_axes(ask: Ask) -> BoundaryAxes:
     pinned = ask.pins.interconnect
     links = (ask.catalog.link(pinned),) if pinned else tuple(ask.catalog.links.values())
     wires = (ask.wire,) if ask.wire else WIRES
-    forms = tuple(Representation(codec, wire, side) for codec, side, wire in product(Codec, SIDES, wires))
+    codecs = (ask.codec,) if ask.codec else tuple(Codec)
+    sides = (ask.converts_at,) if ask.converts_at else SIDES
+    forms = tuple(Representation(codec, wire, side) for codec, side, wire in product(codecs, sides, wires))
     place = Placement.DISAGGREGATED if ask.placement is Placement.CONDITIONAL else ask.placement
     placements = tuple(p for p in APART if place in (None, p))
     return BoundaryAxes(

@@ -121,7 +121,8 @@ def conditional_options(ask: Ask, load: Load, found: Found, rate: float, count: 
 
 def _splits(ask: Ask, load: Load, meeting: Meeting) -> Iterator[Conditional]:
     lengths = load.lengths
-    for threshold in dict.fromkeys(math.ceil(lengths.quantile(lengths.isl, q)) for q in QUANTILES):
+    tried = (ask.pins.local_below,) if ask.pins.local_below else _thresholds(lengths)
+    for threshold in tried:
         near = lengths.isl < threshold
         if not near.any() or near.all():
             continue
@@ -130,7 +131,7 @@ def _splits(ask: Ask, load: Load, meeting: Meeting) -> Iterator[Conditional]:
         part = Lengths(lengths.isl[far], lengths.osl[far], lengths.cached[far], lengths.weight[far] / share)
         arrived = np.where(near, lengths.cached, np.maximum(lengths.isl - 1.0, 0.0))
         whole = Lengths(lengths.isl, lengths.osl, arrived, lengths.weight)
-        long = Load(part, load.slo, load.cv2)
+        long = replace(load, lengths=part)
         worker = meeting.decode.worker
         boundary = replace(meeting.boundary, placement=Placement.CONDITIONAL, local_below=threshold)
         yield Conditional(
@@ -138,8 +139,13 @@ def _splits(ask: Ask, load: Load, meeting: Meeting) -> Iterator[Conditional]:
                 meeting, first=PrefillStage(ask.perf, meeting.prefill.worker, long), boundary=boundary,
                 second=DecodeStage(ask.perf, worker, long),
             ),
-            ColocatedStage(ask.perf, worker, Load(whole, load.slo, load.cv2)), share, near,
+            ColocatedStage(ask.perf, worker, replace(load, lengths=whole)), share, near,
         )  # fmt: skip
+
+
+def _thresholds(lengths: Lengths) -> tuple[int, ...]:
+    """Prompt lengths at `QUANTILES`, each once."""
+    return tuple(dict.fromkeys(math.ceil(lengths.quantile(lengths.isl, q)) for q in QUANTILES))
 
 
 def _size(split: Conditional, rate: float, below: float) -> Sized | None:

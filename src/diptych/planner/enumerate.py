@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
@@ -17,17 +17,19 @@ from diptych.catalog.dtype import Dtype
 from diptych.catalog.memory import TierKind
 from diptych.catalog.offer import Offer
 from diptych.design.axes import Parallelism, Precision, Role, Worker
-from diptych.design.capability import engines
+from diptych.design.capability import engines, named_engine
 from diptych.design.constraints import (
     FIT_RULES,
     OFFER_RULES,
     PRECISION_RULES,
+    RESIDENCY_RULES,
     SHAPE_RULES,
     Setting,
     Violation,
     WorkerRule,
     first_broken,
     live_kv_is_in_hbm,
+    pinned_engine_executes_precision,
     sentence,
 )
 from diptych.perf.memory import kv_capacity, memory_plan
@@ -121,7 +123,7 @@ class Dropped:
 @dataclass(frozen=True)
 class RoleSpace:
     """The choices of one role. `raw` counts the product of its axes; `each` the designs one candidate stands for
-    (its batch limits and residencies, which are not built), `nearest` the worker that fell least short of memory."""
+    (its batch limits and `tiers` residencies, which are not built), `nearest` the worker that fell least short of memory."""
 
     role: Role
     candidates: tuple[Candidate, ...]
@@ -129,6 +131,7 @@ class RoleSpace:
     each: int
     dropped: Dropped
     nearest: Worker | None = None
+    tiers: int = 1
 
     @property
     def valid(self) -> int:
@@ -146,8 +149,9 @@ def setting_of(ask: Ask) -> Setting:
         max_context=ask.lengths.max_context,
         memory=memory_of,
         quality=ask.quality,
-        stock_only=ask.pins.engine is not None,
+        stock_only=ask.prefill.engine is not None and ask.prefill.engine == ask.decode.engine,
         link_is_given=ask.pins.interconnect is not None,
+        tiers={tier.kind: tier for tier in ask.catalog.tiers.values()},
     )
 
 
@@ -168,10 +172,11 @@ def _role_space(
     ask: Ask, role: Role, setting: Setting, known: dict[tuple[object, ...], tuple[list[Worker], Dropped]]
 ) -> RoleSpace:
     """Every candidate of `role`, and exactly how many designs each rule dropped."""
-    pins = ask.decode if role is Role.DECODE else ask.prefill
+    pins = pins_of(ask, role)
     dropped, candidates, raw = Dropped(), list[Candidate](), 0
     precisions, shapes = tuple(_precisions(pins)), tuple(_shapes(pins))
-    each, tiers = len(BATCH_LIMITS), len(RESIDENCIES)
+    each = 1 if pins.max_batch else len(BATCH_LIMITS)
+    tiers = 1 if pins.residency else len(RESIDENCIES)
     for accelerator in accelerators_of(ask, role):
         offers = useful_offers(ask, accelerator)
         per_cell = max(len(offers), 1) * each * tiers
@@ -181,10 +186,10 @@ def _role_space(
             missing = Violation("is_offered", _UNPRICED, f"{accelerator.name} is not in {book}")
             dropped.add(missing, len(precisions) * len(shapes) * per_cell)
             continue
-        key = (accelerator.name, str(pins.precision), pins.parallelism)
+        key = (accelerator.name, str(pins.precision), replace(pins, accelerators=(), precision=None))
         if key not in known:
             mine = Dropped()
-            known[key] = (list(_kept(ask, accelerator, precisions, shapes, setting, mine)), mine)
+            known[key] = (list(_kept(ask, pins, accelerator, precisions, shapes, setting, mine)), mine)
         good, mine = known[key]
         dropped.merge(mine, per_cell)
         for worker in good:
@@ -192,14 +197,36 @@ def _role_space(
                 Candidate(worker, offer) for offer in offers if _holds(worker, offer, dropped, each * tiers)
             )
     if role is not Role.PREFILL:
-        dropped.add(_LIVE, len(candidates) * each * (tiers - 1))
-        tiers = 1
+        kept = tuple(c for c in candidates if _passes(RESIDENCY_RULES, c.worker, setting, dropped, each))
+        dropped.add(_LIVE, len(kept) * each * (tiers - 1))
+        candidates, tiers = list(kept), 1
+    if role is Role.COLOCATED and ask.prefill.residency not in (None, TierKind.HBM):
+        dropped.add(_FETCHED, len(candidates) * each)
+        candidates = []
     nearest = dropped.nearest[1] if dropped.nearest else None
-    return RoleSpace(role, tuple(candidates), raw, each * tiers, dropped, nearest)
+    return RoleSpace(role, tuple(candidates), raw, each * tiers, dropped, nearest, tiers)
 
 
 _UNPRICED = "An accelerator without an offer has no price"
 _LIVE = Violation("live_kv_is_in_hbm", sentence(live_kv_is_in_hbm), "live KV in dram")
+_FETCHED = Violation(
+    "prefixes_are_fetched_by_prefill_pools",
+    "Only a prefill pool is charged for fetching prefixes from a slower tier, so a pool that does both keeps them in HBM",
+    "colocated",
+)
+
+
+def pins_of(ask: Ask, role: Role) -> RolePins:
+    """The pins a role's workers keep. A colocated pool keeps both roles'; where they differ it is shaped as prefill is, and what
+    it decodes with is decode's."""
+    if role is not Role.COLOCATED:
+        return ask.decode if role is Role.DECODE else ask.prefill
+    batch = ask.decode.max_batch or ask.prefill.max_batch
+    precision = {**(ask.decode.precision or {}), **(ask.prefill.precision or {})}
+    return replace(
+        ask.prefill, residency=ask.decode.residency, max_batch=batch, precision=precision or None,
+        parallelism=ask.prefill.parallelism or ask.decode.parallelism, engine=ask.prefill.engine or ask.decode.engine,
+    )  # fmt: skip
 
 
 def accelerators_of(ask: Ask, role: Role) -> tuple[Accelerator, ...]:
@@ -250,6 +277,7 @@ def _shapes(pins: RolePins) -> Iterator[Parallelism]:
 
 def _kept(
     ask: Ask,
+    pins: RolePins,
     accelerator: Accelerator,
     precisions: tuple[Precision, ...],
     shapes: tuple[Parallelism, ...],
@@ -258,10 +286,12 @@ def _kept(
 ) -> Iterator[Worker]:
     """Workers that keep the precision, shape and fit rules, each group applied before the next product is formed."""
     plain, sixteen = Parallelism(), Precision(Dtype.BF16, Dtype.BF16, Dtype.BF16)
+    rules = (*PRECISION_RULES, pinned_engine_executes_precision) if pins.engine else PRECISION_RULES
+    engine = pins.engine or "vllm"
     good_precisions = [
         precision
         for precision in precisions
-        if _passes(PRECISION_RULES, Worker(ask.model, accelerator, precision, plain), setting, dropped, len(shapes))
+        if _passes(rules, Worker(ask.model, accelerator, precision, plain, engine), setting, dropped, len(shapes))
     ]
     good_shapes = [
         shape
@@ -275,19 +305,23 @@ def _kept(
         )
     ]
     for precision, shape in product(good_precisions, good_shapes):
-        worker = Worker(ask.model, accelerator, precision, shape, engine_for(ask, accelerator, precision))
+        worker = Worker(
+            ask.model, accelerator, precision, shape, engine_for(pins, accelerator, precision), pins.max_batch,
+            pins.max_batched_tokens, pins.residency or TierKind.HBM,
+        )  # fmt: skip
         if _passes(FIT_RULES, worker, setting, dropped, 1):
             yield worker
-        else:
-            _, left = setting.memory(worker)
-            need = float(worker.model.kv_bytes(setting.max_context, worker.precision.kv)) * shape.dp
+            continue
+        _, left = setting.memory(worker)
+        need = float(worker.model.kv_bytes(setting.max_context, worker.precision.kv)) * shape.dp
+        if need > left:  # not one that is merely larger than needed
             dropped.miss(need - left, worker)
 
 
-def engine_for(ask: Ask, accelerator: Accelerator, precision: Precision) -> str:
-    """The engine that runs a worker: the pinned one if it can, else the first that executes the precision."""
+def engine_for(pins: RolePins, accelerator: Accelerator, precision: Precision) -> str:
+    """The engine that runs a worker: the pinned one, else the first that executes the precision."""
     able = engines(accelerator, precision)
-    return ask.pins.engine if ask.pins.engine in able else (able[0] if able else "vllm")
+    return named_engine(pins.engine, able) or (able[0] if able else "vllm")
 
 
 def _passes(rules: tuple[WorkerRule, ...], worker: Worker, setting: Setting, dropped: Dropped, count: int) -> bool:

@@ -30,9 +30,19 @@ def pareto(options: list[Option], rate: float) -> tuple[ParetoPoint, ...]:
     return tuple(_point(option, rate) for option in sorted(front, key=lambda o: (o.usd_per_hour, o.label)))
 
 
+def described(option: Option) -> str:
+    """A fleet in full: every member with its layout and formats, then the handoff."""
+    pools = " → ".join(" + ".join(member.label for member in pool.members) for pool in option.pools)
+    if option.boundary is None:
+        return pools
+    handoff = option.boundary
+    local = f", local below {handoff.local_below} tokens" if handoff.local_below else ""
+    return f"{pools} over {handoff.link} ({handoff.codec} {handoff.wire}, {handoff.overlap} {handoff.ownership}){local}"
+
+
 def _point(option: Option, rate: float) -> ParetoPoint:
     return ParetoPoint(
-        label=option.label,
+        label=described(option),
         placement=option.placement,
         heterogeneous=option.heterogeneous,
         usd_per_hour=option.usd_per_hour,

@@ -10,6 +10,7 @@ from importlib import metadata
 import numpy as np
 
 from diptych.catalog.catalog import Catalog
+from diptych.catalog.memory import TierKind
 from diptych.catalog.model import Model
 from diptych.catalog.offer import PriceBook
 from diptych.design.axes import Parallelism, Precision, Role, Worker
@@ -29,12 +30,14 @@ from diptych.planner.enumerate import RoleSpace, role_spaces, setting_of
 from diptych.planner.meeting import Sized
 from diptych.planner.mixed import Columns
 from diptych.planner.pareto import pareto
-from diptych.planner.plan import Alternative, Answer, Flip, Goal, Option, Plan, Question, WorkloadSummary
+from diptych.planner.plan import Alternative, Answer, Flip, Goal, Option, Plan, PoolPlan, Question, WorkloadSummary
 from diptych.planner.refuse import refuse
 from diptych.planner.search import Found, Pooled, Tables, search
 from diptych.planner.sensitivity import Finalists, sensitivity
 from diptych.planner.space import space_of
-from diptych.planner.verdict import answer_of, verdict, why_not
+from diptych.planner.verdict import answer_of, preference, ruling, simplest_equal, verdict, why_not
+from diptych.units import format_bytes
+from diptych.workload.load import load_workload
 from diptych.workload.workload import Workload
 
 Progress = Callable[[int, int, str], None]
@@ -77,7 +80,7 @@ class Search:
 
 def plan(
     model: Model | str,
-    workload: Workload,
+    workload: Workload | str,
     slo: SLO | str,
     *,
     catalog: Catalog | None = None,
@@ -93,13 +96,15 @@ def plan(
     """The cheapest fleet that holds `slo` for `workload`, heterogeneous or not, with the reasons.
 
     Exactly one of `rate` (requests/s; the workload's own by default), `budget` (USD/h) and `inventory` (accelerators owned by
-    name) sets the goal. `pins` fix any axis, `quality` is the narrowest weights allowed (native, 8bit, any). `progress` is
-    called with (done, total, note).
+    name) sets the goal. `workload` may be what `load_workload` takes: a file, a bundled trace, 'preset:chat'. `pins` fix any
+    axis, `quality` is the narrowest weights allowed (native, 8bit, any). `progress` is called with (done, total, note).
 
     Raises:
         InvalidInput: every mistake in the inputs at once.
         NoFeasibleDesign: no fleet keeps the SLO; counts by rule, and the nearest miss.
     """
+    if isinstance(workload, str):
+        workload = load_workload(workload, rate)
     question = ask(
         model, workload, slo, catalog=catalog or Catalog.load(), perf=perf or default_perf(), prices=prices, rate=rate,
         budget=budget, inventory=inventory, pins=pins, quality=quality,
@@ -119,9 +124,7 @@ class Outcome:
     def best(self, question: Ask) -> Option:
         """The cheapest at the rate asked for, or the one with the most goodput; among equals the simplest."""
         able = [o for o in self.baselines.values() if o is not None and _eligible(question, o)]
-        if question.goal is Goal.RATE:
-            return min(able, key=lambda o: (o.usd_per_hour, len(o.pools), o.heterogeneous))
-        return max(able, key=lambda o: (round(o.goodput, 6), -len(o.pools), not o.heterogeneous))
+        return min(able, key=lambda o: preference(question.goal, o))
 
 
 def answer(searching: Search, progress: Progress | None = None) -> Plan:
@@ -146,7 +149,8 @@ def _for_rate(searching: Search, progress: Progress | None) -> Outcome:
         present = baselines[kind]
         if question.placement is not None or present is None or other.usd_per_hour < present.usd_per_hour:
             baselines[kind] = other
-    options = sorted([*shown.values(), *split], key=lambda o: o.usd_per_hour)
+    options = sorted([*shown.values(), *split], key=lambda o: preference(Goal.RATE, o))
+    baselines = {kind: simplest_equal(held, options) for kind, held in baselines.items()}
     return Outcome(question.rate, baselines, options, found)
 
 
@@ -168,7 +172,9 @@ def _for_budget(searching: Search, progress: Progress | None) -> Outcome:
             baselines[kind], guess = option(question, held[0], held[1] * SAFE), held[1]
     rate = max((o.rate for o in baselines.values() if o is not None), default=guess)
     found = searching.at(rate, runners_up=1)
-    return Outcome(rate, baselines, list(_shown(question, found, rate).values()), found)
+    shown = [*_shown(question, found, rate).values(), *(o for o in baselines.values() if o is not None)]
+    paid = [o for o in shown if o.usd_per_hour <= question.budget * (1 + 1e-9)]
+    return Outcome(rate, baselines, sorted(paid, key=lambda o: preference(Goal.BUDGET, o)), found)
 
 
 def _for_inventory(searching: Search, progress: Progress | None) -> Outcome:
@@ -177,17 +183,24 @@ def _for_inventory(searching: Search, progress: Progress | None) -> Outcome:
     owned = {question.catalog.accelerator(name).name: count for name, count in (question.inventory or {}).items()}
     columns = Columns.of(searching.tables, searching.boundaries, searching.spaces)
     alone = (columns.best({name: count}, together=False) for name, count in owned.items())
+    beside = question.placement is None and not question.pinned_apart
+    whole = columns.best(owned, together=beside) if question.placement is not Placement.COLOCATED else None
+    if whole is not None and not whole.prefill:  # nothing is handed over: what is best handed over stands beside it
+        whole = columns.best(owned, together=False)
     mixtures = {
         Answer.DO_NOT_DISAGGREGATE: columns.best(owned, apart=False),
         Answer.HOMOGENEOUS_DISAGGREGATED: max(
             (mixture for mixture in alone if mixture is not None), key=lambda m: most(m.keeps, 1.0), default=None
         ),
-        Answer.HETEROGENEOUS: columns.best(owned) if len(owned) > 1 else None,
+        Answer.HETEROGENEOUS: whole,
     }
     baselines: dict[Answer, Option | None] = dict.fromkeys(Answer)
-    for kind, mixture in mixtures.items():
+    for mixture in mixtures.values():
         if mixture is not None and (rate := most(mixture.keeps, 1.0)) > 0:
-            baselines[kind] = mixed_option(question, mixture, rate * SAFE)
+            made = mixed_option(question, mixture, rate * SAFE)
+            actual = answer_of(made)
+            held = baselines[actual]
+            baselines[actual] = made if held is None or made.goodput > held.goodput else held
     rate = max((o.rate for o in baselines.values() if o is not None), default=question.workload.arrivals.rate or 1.0)
     return Outcome(rate, baselines, [o for o in baselines.values() if o is not None], Found())
 
@@ -204,7 +217,8 @@ def assemble(searching: Search, outcome: Outcome) -> Plan:
     question, rate, found = searching.ask, outcome.rate, outcome.found
     best = outcome.best(question)
     baselines = dict(outcome.baselines)
-    shown = [o for o in outcome.options if o.label != best.label][:RUNNERS_UP]
+    others = {o.label: o for o in reversed(outcome.options) if o.label != best.label}
+    shown = list(others.values())[::-1][:RUNNERS_UP]
     moved: tuple[Flip, ...] = ()
     if question.goal is not Goal.INVENTORY:
         moved = sensitivity(
@@ -212,7 +226,7 @@ def assemble(searching: Search, outcome: Outcome) -> Plan:
         )
     return Plan(
         question=_question(question, rate),
-        verdict=verdict(question.goal, best, baselines),
+        verdict=verdict(question.goal, best, baselines, ruling(question), lambda o: _eligible(question, o)),
         best=best,
         colocated=baselines[Answer.DO_NOT_DISAGGREGATE],
         disaggregated=baselines[Answer.HOMOGENEOUS_DISAGGREGATED],
@@ -245,7 +259,7 @@ def _baselines(question: Ask, found: Found, rate: float, known: dict[int, Option
 
 def _eligible(question: Ask, candidate: Option) -> bool:
     """A pinned pair or placement is the answer asked for; others then are baselines."""
-    if question.placement is Placement.CONDITIONAL and candidate.placement is not Placement.CONDITIONAL:
+    if question.placement not in (None, candidate.placement):
         return False
     return not question.pinned_apart or answer_of(candidate) is not Answer.DO_NOT_DISAGGREGATE
 
@@ -313,7 +327,19 @@ def _warnings(question: Ask, best: Option) -> tuple[str, ...]:
             )
             notes.update(dict.fromkeys(f"{member.accelerator}: {note}" for note in speak(worker)))
     notes.update(dict.fromkeys(question.workload.notes))
+    if question.lengths.hit_rate > 0 and question.prefill.residency in (None, TierKind.HBM):
+        notes[_prefix_room(question, best.pools[0])] = None
     return tuple(notes)
+
+
+def _prefix_room(question: Ask, pool: PoolPlan) -> str:
+    """What the prefixes that the workload finds again have to fit in."""
+    free, member = max(pool.kv_capacity - pool.kv_peak, 0.0), pool.members[0]
+    tokens = free / max(float(question.model.kv_bytes_per_token(member.kv)), 1.0)
+    return (
+        f"{question.lengths.hit_rate:.0%} of the prompt tokens are taken from a prefix cache in HBM, for which live KV leaves "
+        f"{format_bytes(free)} ({tokens:,.0f} tokens) per {pool.role} worker: check that the prefixes in use fit"
+    )
 
 
 def _versions() -> dict[str, str]:
@@ -326,7 +352,7 @@ ASSUMPTIONS = (
     "ttft_decode adds the first decode step, for gateways that let the decode side send the first token",
     "percentiles are taken over the length distribution and the queues together, never added up",
     "a decode batch follows Little's law with Poisson swings; KV capacity is judged at the p99 of what is held",
-    "prefix hits need no extra memory beyond what is live, and hit at the rate of the workload",
+    "prefix hits come at the rate of the workload and in HBM keep to what live KV leaves free: no memory is set aside for them",
     "an offer speaks RDMA when its whole instance has 100 Gbit/s or more",
     "pools meet only inside one provider and region, unless the interconnect is pinned",
     "quantised weights and KV are taken to keep the quality; check it on your own tasks",

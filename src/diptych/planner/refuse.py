@@ -8,11 +8,23 @@ from collections.abc import Mapping
 import numpy as np
 
 from diptych.design.axes import Role, Worker
+from diptych.design.boundary import Placement
+from diptych.design.constraints import (
+    BOUNDARY_RULES,
+    FIT_RULES,
+    OFFER_RULES,
+    PRECISION_RULES,
+    RESIDENCY_RULES,
+    SHAPE_RULES,
+    pinned_engine_executes_precision,
+)
 from diptych.errors import NoFeasibleDesign
 from diptych.perf.memory import fit_problem, memory_plan
 from diptych.planner.ask import Ask
-from diptych.planner.enumerate import RoleSpace
+from diptych.planner.boundaries import Boundaries
+from diptych.planner.enumerate import Dropped, RoleSpace, setting_of
 from diptych.planner.search import Tables
+from diptych.planner.space import PairCounts
 from diptych.units import format_bytes, format_seconds
 
 
@@ -21,8 +33,15 @@ def refuse(ask: Ask, spaces: Mapping[Role, RoleSpace], tables: Tables, rate: flo
     dropped: Counter[str] = Counter()
     for space in spaces.values():
         dropped.update(space.dropped.counts)
-    if not any(space.candidates for space in spaces.values()):
-        return NoFeasibleDesign(_nowhere(ask, spaces), dropped, _nearest_fit(ask, spaces))
+    idle: dict[Role, RoleSpace] = {role: space for role, space in spaces.items() if not space.candidates}
+    asked_apart = ask.pinned_apart or ask.placement not in (None, Placement.COLOCATED)
+    needed: dict[Role, RoleSpace] = dict(idle)
+    if asked_apart:
+        needed.pop(Role.COLOCATED, None)
+    if needed and (asked_apart or (Role.COLOCATED in idle and (len(idle) > 1 or ask.placement is not None))):
+        return NoFeasibleDesign(_nowhere(ask, needed), dropped, _nearest_fit(ask, needed))
+    if (asked_apart or Role.COLOCATED in idle) and (broken := _no_pair(ask, spaces)):
+        return NoFeasibleDesign(broken, dropped)
     below = _below_floor(ask, tables, spaces)
     if below:
         return NoFeasibleDesign(below, dropped, "loosen the objective, or allow narrower weights with --quality")
@@ -38,11 +57,44 @@ def _nowhere(ask: Ask, spaces: Mapping[Role, RoleSpace]) -> str:
     for space in spaces.values():
         counts.update(space.dropped.counts)
     memory = counts.get("weights_fit", 0) + counts.get("longest_request_fits", 0)
-    if memory:
+    if memory and not set(counts) & _PINNED_LAST:
         return f"{ask.model.name} with requests of {ask.lengths.max_context:.0f} tokens fits on nothing that is offered"
-    rule, _ = counts.most_common(1)[0] if counts else ("", 0)
+    rule = max(counts, key=lambda name: (_ORDER.get(name, -1), counts[name]), default="")
     sentence = next((s.dropped.sentences[rule] for s in spaces.values() if rule in s.dropped.sentences), "")
-    return f"nothing that is offered can run {ask.model.name} under these pins: {sentence[:1].lower()}{sentence[1:]}"
+    example = next((s.dropped.examples[rule] for s in spaces.values() if rule in s.dropped.examples), "")
+    return (
+        f"nothing that is offered can run {ask.model.name} under these pins: {sentence[:1].lower()}{sentence[1:]}"
+        + (f" ({example})" if example else "")
+    )
+
+
+_APPLIED = (
+    *PRECISION_RULES,
+    pinned_engine_executes_precision,
+    *SHAPE_RULES,
+    *FIT_RULES,
+    *OFFER_RULES,
+    *RESIDENCY_RULES,
+)
+_ORDER = {rule.__name__: place for place, rule in enumerate(_APPLIED)} | {"prefixes_are_fetched_by_prefill_pools": 99}
+"""When a rule is applied: the last to drop something is what stood in the way of the designs that came furthest."""
+_HANDING = {rule.__name__: place for place, rule in enumerate(BOUNDARY_RULES)}
+_PINNED_LAST = {"live_kv_is_in_hbm", "prefixes_are_fetched_by_prefill_pools"}
+
+
+def _no_pair(ask: Ask, spaces: Mapping[Role, RoleSpace]) -> str:
+    """The rule that leaves no way to hand over between any two candidates, '' when some way is left."""
+    prefill, decode, setting, dropped = spaces[Role.PREFILL], spaces[Role.DECODE], setting_of(ask), Dropped()
+    if not (prefill.candidates and decode.candidates):
+        return ""
+    if PairCounts(Boundaries(ask, setting), setting).count(prefill.candidates, decode.candidates, dropped):
+        return ""
+    rule = max(dropped.counts, key=lambda name: _HANDING.get(name, -1))
+    sentence = dropped.sentences[rule]
+    return (
+        f"no handoff is left for {ask.model.name} under these pins: {sentence[:1].lower()}{sentence[1:]} "
+        f"({dropped.examples[rule]})"
+    )
 
 
 def _nearest_fit(ask: Ask, spaces: Mapping[Role, RoleSpace]) -> str:
@@ -68,7 +120,7 @@ def _roomiest(spaces: Mapping[Role, RoleSpace]) -> Worker | None:
 def _below_floor(ask: Ask, tables: Tables, spaces: Mapping[Role, RoleSpace]) -> str:
     """An objective that no candidate meets even at rest, with the lowest floor there is and what sets it."""
     for goal in ask.slo.of("tpot"):
-        workers = spaces[Role.DECODE].workers or spaces[Role.COLOCATED].workers
+        workers = (*spaces[Role.DECODE].workers, *spaces[Role.COLOCATED].workers)
         floors = [(tables.floors.lone_step(worker), worker) for worker in workers]
         lowest, worker = min(floors, key=lambda entry: entry[0])
         if lowest > goal.limit:
@@ -77,7 +129,7 @@ def _below_floor(ask: Ask, tables: Tables, spaces: Mapping[Role, RoleSpace]) -> 
                 f"(weights over memory bandwidth, {worker.label})"
             )
     for goal in ask.slo.of("ttft"):
-        workers = spaces[Role.PREFILL].workers or spaces[Role.COLOCATED].workers
+        workers = (*spaces[Role.PREFILL].workers, *spaces[Role.COLOCATED].workers)
         times = [(ask.lengths.quantile(tables.floors.prefill_seconds(w), goal.quantile or 0.5), w) for w in workers]
         lowest, worker = min(times, key=lambda entry: entry[0])
         if lowest > goal.limit:

@@ -64,7 +64,8 @@ class Tables:
 
     @classmethod
     def of(cls, ask: Ask) -> Tables:
-        load = Load(ask.lengths, ask.slo, ask.cv2)
+        tiers = {tier.kind: tier for tier in ask.catalog.tiers.values()}
+        load = Load(ask.lengths, ask.slo, ask.cv2, tiers)
         return cls(ask, load, Floors.of(ask.model, load, ask.perf))
 
     def prefill_stage(self, worker: Worker) -> PrefillStage:

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.catalog.dtype import Dtype
-from diptych.catalog.memory import TierKind
 from diptych.design.axes import Role
 from diptych.design.boundary import Boundary, Codec, Placement, Representation
 from diptych.design.constraints import (
@@ -215,7 +214,7 @@ def _apart(
     each = prefill.each * decode.each
     effective = counts.count(prefill.candidates, decode.candidates, dropped, each)
     one = effective // each
-    tiers = len(TierKind)
+    tiers = prefill.tiers
     pruned.add(_BATCH, effective - one * tiers)
     pruned.add(_RESIDENT, one * tiers - one)
     able = [

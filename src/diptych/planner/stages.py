@@ -5,18 +5,20 @@ Stage tables are built once per worker and asked many times; a stage knows nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.catalog.memory import MemoryTier, TierKind
 from diptych.design.axes import Worker
 from diptych.metrics.slo import SLO
-from diptych.perf.decode_pool import DecodeState
+from diptych.perf.decode_pool import DecodeState, normal_quantile
 from diptych.perf.estimate import Array
-from diptych.perf.memory import kv_capacity
+from diptych.perf.memory import kv_capacity, kv_replication
 from diptych.perf.model import PerfModel
 from diptych.perf.pools import ColocatedPool, DecodePool, PrefillPool
 from diptych.planner.delay import Delay, no_wait
@@ -29,11 +31,21 @@ Margins = dict[str, Array]
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """What a stage is judged under: the lengths, the SLO, the squared variation of the arrival gaps."""
+    """What a stage is judged under: the lengths, the SLO, the squared variation of the arrival gaps, the tiers beyond HBM."""
 
     lengths: Lengths
     slo: SLO
     cv2: float
+    tiers: Mapping[TierKind, MemoryTier] = field(default_factory=dict)
+
+    def fetching(self, worker: Worker) -> Any:
+        """Seconds to fetch the cached part of each length point from a worker's own slower tier, 0 from HBM."""
+        tier = self.tiers.get(worker.residency)
+        if worker.residency is TierKind.HBM or tier is None:
+            return 0.0
+        cached = self.lengths.cached
+        size = worker.model.kv_bytes(cached, worker.precision.kv) * kv_replication(worker) / worker.accelerators
+        return np.where(cached > 0, tier.latency + size / tier.read_bandwidth, 0.0)
 
 
 def kept(margins: Margins) -> NDArray[np.bool_]:
@@ -46,7 +58,7 @@ class PrefillStage:
 
     def __init__(self, perf: PerfModel, worker: Worker, load: Load) -> None:
         self.worker, self.load = worker, load
-        self.pool = PrefillPool(perf, worker, load.lengths)
+        self.pool = PrefillPool(perf, worker, load.lengths, load.fetching(worker))
         self.kv_capacity = kv_capacity(worker)
 
     @property
@@ -121,6 +133,8 @@ class DecodeStage:
         }
         room = (self.kv_capacity - state.kv_bytes_p99 - reserved) / max(self.kv_capacity, 1.0)
         margins["decode memory"] = np.where(np.logical_or(state.feasible, room < 0), room, -1.0)
+        if self.worker.max_batch:
+            margins["decode batch limit"] = seats_left(self.worker.max_batch, state.batch, workers, self.load.cv2)
         return margins
 
     def tpot(self, rate: Any, workers: Any, q: float | None) -> Array:
@@ -172,6 +186,8 @@ class ColocatedStage:
             margins[f"e2e_{statistic(goal.quantile)}"] = longer.keeps(goal.quantile, goal.limit)
         room = (self.kv_capacity - state.kv_bytes_p99) / max(self.kv_capacity, 1.0)
         margins["memory"] = np.where(np.logical_or(state.feasible, room < 0), room, -1.0)
+        if self.worker.max_batch:
+            margins["batch limit"] = seats_left(self.worker.max_batch, state.batch, workers, self.load.cv2)
         return margins
 
     def least(self, rate: float) -> int | None:
@@ -183,6 +199,12 @@ class ColocatedStage:
         if not bool(np.all(kept(alone))):
             return None
         return fewest(lambda workers: kept(self.margins(rate, workers)), start)
+
+
+def seats_left(limit: int, batch: Any, workers: Any, cv2: float) -> Array:
+    """Share of a pinned batch limit left at the p99 of the batch's Poisson swing, as KV is judged: nobody waits for a seat."""
+    swing = np.sqrt(np.asarray(batch) * max(cv2, 1.0) / np.asarray(workers, dtype=float))
+    return np.asarray((limit - batch - normal_quantile(0.99) * swing) / limit)
 
 
 def answer_seconds(load: Load, tpot: Any) -> Array:
