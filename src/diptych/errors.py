@@ -33,7 +33,7 @@ class Finding:
         parts = [f"{self.where}: {self.problem}" if self.where else self.problem]
         if self.expected:
             parts.append(f"expected {self.expected}")
-        if self.hint:
+        if self.hint and self.hint != f"known: {self.expected}":
             parts.append(self.hint)
         return "; ".join(parts)
 

@@ -54,7 +54,8 @@ def _quantity(text: str, units: dict[str, float], default: str | None, what: str
     if not unit and default is not None:
         unit = default
     if unit not in units:
-        raise ValueError(f"unknown unit {unit!r} in {text!r}; a {what} takes {', '.join(u for u in units if u)}")
+        problem = f"unknown unit {unit!r} in {text!r}" if unit else f"{text!r} has no unit"
+        raise ValueError(f"{problem}; a {what} takes {', '.join(u for u in units if u)}")
     value = number * units[unit]
     if not math.isfinite(value):
         raise ValueError(f"{text!r} is not finite")

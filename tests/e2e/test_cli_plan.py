@@ -145,7 +145,23 @@ BAD = [
     (("--catalog", "nowhere.yaml"), ["nowhere.yaml"]),
     (("--quality", "13bit"), ["--quality", "8bit"]),
     (("--bogus", "1"), ["No such option"]),
+    (("--engine", "vlm"), ["--engine", "unknown engine 'vlm'", "did you mean vllm"]),
+    (("--prefill-kv", "fp9"), ["--prefill-kv: unknown format 'fp9'", "did you mean fp8"]),
+    (("--decode-weights", "w4"), ["--decode-weights: unknown format 'w4'"]),
+    (("--rate", "-3"), ["1 problem", "--rate: '-3' is not a rate above zero"]),
+    (("--slo", "ttft_p90<2"), ["--slo: '2' has no unit"]),
+    (("--inventory", "H1000:0, L4"), ["'H1000:0'", "'L4'", "did you mean H100"]),
+    (("--inventory", "A100-80:8, A100-SXM4-80GB:8"), ["are both A100-SXM4-80GB"]),
+    (("--inventory", "L4:99999999999999999999"), ["whole counts from 1 to"]),
+    (("--model", "."), ["config.json", "expected a directory with a config.json"]),
+    (("--workload", "/dev/null"), ["a pipe or a device"]),
+    (("--workload", "x" * 5000), ["no such workload"]),
+    (("--model", "x" * 5000), ["unknown model", "`diptych catalog models` lists them"]),
 ]
+VALUED = ("model", "workload", "slo", "prices", "rate", "budget", "inventory", "prefix-hit", "quality", "prefill", "decode",
+          "interconnect", "placement", "wire", "ownership", "overlap", "engine", "provider", "region", "prefill-precision",
+          "prefill-weights", "decode-kv", "decode-parallelism", "columns", "cache-tokens")  # fmt: skip
+BAD += [((f"--{name}", blank), [f"--{name}: is empty"]) for name in VALUED for blank in ("", "  ")]
 
 
 @pytest.fixture
@@ -203,6 +219,32 @@ def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path, here: Here) -> N
     assert code == 2
     assert "did not write" in told
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("place", ["thesis.tex/run", "thesis.tex/deep/run", "/proc/run"])
+def test_a_place_that_cannot_be_written_to_is_a_mistake(place: str, tmp_path: Path, here: Here) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    code, _, told = here("plan", *ASKED, *QUICK, "--out", str(tmp_path / place))
+    assert code == 2
+    assert "--out: " in told
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_trace_with_names_of_its_own_can_be_planned(tmp_path: Path, here: Here) -> None:
+    """Every repair that a refused trace is told of is a flag of this command too."""
+    trace = tmp_path / "mine.csv"
+    trace.write_text("when,asked,told\n5,900,120\n3,1100,80\n9,10,0\n")
+    flags = ["--columns", "isl=asked,osl=told,arrival=when:s"]
+    given = dict(zip(ASKED[::2], ASKED[1::2], strict=True)) | {"--workload": str(trace)}
+    words = [*(word for pair in given.items() for word in pair), *QUICK, "--quiet", "--out", str(tmp_path / "run")]
+    for lacking, repair in (("--columns", flags), ("--sort", ["--sort"]), ("--drop-empty", ["--drop-empty"])):
+        code, _, told = here("plan", *words)
+        assert code == 2
+        assert lacking in told
+        words += repair
+    assert diptych("plan", *words).returncode == 0
+    command = json.loads((tmp_path / "run/inputs.json").read_text())["command"]
+    assert "--sort --drop-empty" in command
 
 
 def test_an_slo_below_physics_is_refused_with_the_floor() -> None:

@@ -96,6 +96,9 @@ class Catalog:
         if is_path or _holds_config(text):
             return read_hf_config(_expanded(text))
         found = self.find_model(text)
+        if found is None and _is_folder(text):
+            expected = "a name of the catalog, or a folder with the config.json of a model"
+            raise InvalidCatalog(Finding("", f"{text!r} is a folder without a config.json", expected))
         if found is None:
             raise _unknown("model", text, [*self.models, *_aliases(self.models)])
         return found
@@ -140,6 +143,13 @@ def _holds_config(text: str) -> bool:
         return False
 
 
+def _is_folder(text: str) -> bool:
+    try:
+        return bool(text) and Path(text).is_dir()
+    except OSError:  # too long for a file name
+        return False
+
+
 def _aliases(entries: Mapping[str, Accelerator] | Mapping[str, Model]) -> list[str]:
     return [alias for entry in entries.values() for alias in entry.aliases]
 
@@ -152,4 +162,8 @@ def _lookup(what: str, name: str, entries: Mapping[str, T]) -> T:
 
 
 def _unknown(what: str, name: str, known: list[str]) -> InvalidCatalog:
-    return InvalidCatalog(Finding("", f"unknown {what} {name!r}", hint=did_you_mean(name, known)))
+    hint = did_you_mean(name, known)
+    if hint.endswith("names are known"):
+        hint += f": `diptych catalog {what}s` lists them"
+    shown = name if len(name) <= 200 else f"{name[:200]}…"
+    return InvalidCatalog(Finding("", f"unknown {what} {shown!r}", hint=hint))

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from diptych.errors import DiptychError, InvalidInput
+from diptych.errors import DiptychError, Finding, InvalidInput
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -49,6 +49,16 @@ def progress(title: str, quiet: bool = False) -> Iterator[Any]:
     with bar:
         task = bar.add_task(title, total=None, note="")
         yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)
+
+
+@contextmanager
+def writing(where: str) -> Iterator[None]:
+    """Writes what a flag asked for; a place that can't be written to is the user's mistake, told under `where`."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot write {error.filename or 'there'}: {error.strerror or error}"
+        raise InvalidInput(Finding(where, problem, "a place that can be written to")) from None
 
 
 def write_beside(path: Path, text: str) -> None:

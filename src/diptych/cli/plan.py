@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from diptych.cli.output import err, out, print_json, progress
+from diptych.cli.output import err, out, print_json, progress, writing
 from diptych.cli.plan_inputs import Request, read_request
 from diptych.perf.model import PerfModel
 from diptych.perf.roofline import default_perf
@@ -18,7 +18,8 @@ from diptych.report import story
 from diptych.report.folder import run_files, write_folder
 from diptych.report.tables import plan_text
 
-ASKED, SHARED, PREFILL, DECODE, GIVEN = "Question", "Pin an axis", "Pin prefill", "Pin decode", "Output"
+ASKED, READ, GIVEN = "Question", "Read a trace", "Output"
+SHARED, PREFILL, DECODE = "Pin an axis", "Pin prefill", "Pin decode"
 Words = str | None
 Count = int | None
 
@@ -71,6 +72,16 @@ def plan(
         Words, _option(ASKED, "Narrowest weights to choose freely: native, 8bit (default), any.", "FLOOR")
     ] = None,
     catalog: Annotated[list[str] | None, _option(ASKED, "Your YAML over the catalog; may be repeated.", "FILE")] = None,
+    columns: Annotated[
+        Words, _option(READ, "Your columns: isl=prompt,osl=answer,arrival=sent_at:ms,hash_ids=blocks.", "NAMES")
+    ] = None,
+    cache_tokens: Annotated[Words, _option(READ, "LRU prefix cache of so many tokens: 2M.", "TOKENS")] = None,
+    sort: Annotated[
+        bool, typer.Option("--sort", help="Put requests in order of arrival instead of refusing.", rich_help_panel=READ)
+    ] = False,
+    drop_empty: Annotated[
+        bool, typer.Option("--drop-empty", help="Leave out requests without tokens.", rich_help_panel=READ)
+    ] = False,
     prefill: Annotated[Words, _option(SHARED, "Accelerator of prefill; several with commas.", "NAME")] = None,
     decode: Annotated[Words, _option(SHARED, "Accelerator of decode; several with commas.", "NAME")] = None,
     interconnect: Annotated[Words, _option(SHARED, "The link between them, such as rdma-400g.", "LINK")] = None,
@@ -157,7 +168,8 @@ def _write(request: Request, found: Plan) -> tuple[str, ...]:
     if request.out is None:
         return ()
     files = run_files(found, request.inputs, request.command)
-    return tuple(str(path) for path in write_folder(request.out, files))
+    with writing("--out"):
+        return tuple(str(path) for path in write_folder(request.out, files))
 
 
 def _show(found: Plan, written: tuple[str, ...], as_json: bool, quiet: bool) -> None:

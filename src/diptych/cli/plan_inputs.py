@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -11,13 +12,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from diptych.catalog.catalog import Catalog
+from diptych.catalog.dtype import Dtype
 from diptych.catalog.model import Model
-from diptych.errors import Finding, InvalidInput
+from diptych.errors import Finding, InvalidInput, did_you_mean
 from diptych.metrics.slo import SLO
 from diptych.perf.model import PerfModel
 from diptych.planner.ask import Pins, ask
 from diptych.report.folder import refusal
 from diptych.units import parse_count, parse_usd_per_hour
+from diptych.workload.formats import parse_columns
 from diptych.workload.lengths import Lengths
 from diptych.workload.load import load_workload
 from diptych.workload.workload import Arrivals, Workload
@@ -54,11 +57,13 @@ class Request:
 
 
 class Reader:
-    """Reads flags and collects what is wrong with them."""
+    """Reads flags and collects what is wrong with them; a flag with nothing in it is a mistake, never a default."""
 
     def __init__(self, given: Mapping[str, Any], say: Callable[[str], None], progress: Any) -> None:
-        self.given, self.say, self.progress = given, say, progress
-        self.findings: list[Finding] = []
+        self.say, self.progress = say, progress
+        blank = [name for name, value in given.items() if isinstance(value, str) and not value.strip()]
+        self.given: Mapping[str, Any] = {name: None if name in blank else value for name, value in given.items()}
+        self.findings = [Finding(flag(name), "is empty", "a value, or to leave the flag out") for name in blank]
 
     def attempt(self, where: str, read: Callable[..., T], *arguments: Any, **named: Any) -> T | None:
         """What `read` returns, or None after noting what it complained about."""
@@ -76,20 +81,27 @@ class Reader:
         return None if text is None else self.attempt(flag(name), read, text)
 
     def need(self, name: str, expected: str) -> None:
-        if self.given.get(name) is None:
+        if self.given.get(name) is None and not any(found.where == flag(name) for found in self.findings):
             self.findings.append(Finding(flag(name), "is missing", expected))
 
-    def workload(self, rate: float | None, prefix_hit: float | None) -> Workload | None:
-        spec = self.given.get("workload")
+    def workload(self, spec: str | None, where: str = "--workload") -> Workload | None:
+        """The workload `spec` names, read as the flags on reading say; None without one or after a mistake."""
+        options = {
+            "rate": self.value("rate", parse_rate),
+            "columns": self.value("columns", parse_columns),
+            "prefix_hit": self.value("prefix_hit", parse_share),
+            "cache_tokens": self.value("cache_tokens", parse_capacity) or math.inf,
+            "sort": bool(self.given.get("sort")),
+            "drop_empty": bool(self.given.get("drop_empty")),
+        }
         if spec is None:
             return None
-        more = {"prefix_hit": prefix_hit, "say": self.say, "progress": self.progress}
-        return self.attempt("--workload", load_workload, spec, rate, **more)
+        return self.attempt(where, load_workload, spec, say=self.say, progress=self.progress, **options)
 
 
 def flag(name: str) -> str:
     """`--prefill-tp` of `prefill_tp`."""
-    return "--" + name.replace("_", "-")
+    return "--" + ("out" if name == "out_folder" else name).replace("_", "-")
 
 
 def read_request(
@@ -103,23 +115,23 @@ def read_request(
     reader = Reader(given, say, progress)
     reader.need("model", "a name from `diptych catalog models`, a folder or a Hugging Face config.json")
     reader.need("workload", "a trace, a bundled trace or a preset, such as preset:chat")
+    given = reader.given
+    workload = reader.workload(given.get("workload"))
     rate, budget = reader.value("rate", parse_rate), reader.value("budget", parse_usd_per_hour)
-    inventory = reader.value("inventory", parse_inventory)
-    workload = reader.workload(rate, reader.value("prefix_hit", parse_share))
+    inventory = _inventory(reader)
     slo = _slo(reader, workload)
     catalog = reader.attempt("--catalog", Catalog.load, *(given.get("catalog") or ())) or Catalog.load()
     pins = _pins(reader)
-    _goal(reader, rate, workload)
+    _goal(reader, workload)
     out = Path(given["out_folder"]) if given.get("out_folder") else None
     if out is not None and (finding := refusal(out)):
         reader.findings.append(finding)
     quality = given.get("quality") or "8bit"
     asked = {"prices": given.get("prices"), "rate": rate, "budget": budget, "inventory": inventory, "pins": pins}
     model = given.get("model") or next(iter(catalog.models))
-    if inventory is not None or given.get("inventory") is None:
-        reader.attempt(
-            "", ask, model, workload or _SOME, slo or SLO(), catalog=catalog, perf=perf, quality=quality, **asked
-        )
+    reader.attempt(
+        "", ask, model, workload or _SOME, slo or SLO(), catalog=catalog, perf=perf, quality=quality, **asked
+    )
     if reader.findings:
         raise InvalidInput(_once(reader.findings))
     assert workload is not None
@@ -148,7 +160,17 @@ def _slo(reader: Reader, workload: Workload | None) -> SLO | None:
     return None
 
 
-def _goal(reader: Reader, rate: float | None, workload: Workload | None) -> None:
+def _inventory(reader: Reader) -> dict[str, int] | None:
+    """What is owned, as far as it can be read: the names of a text with a mistake in it are looked up all the same."""
+    text = reader.given.get("inventory")
+    if text is None:
+        return None
+    owned, findings = read_inventory(text)
+    reader.findings.extend(findings)
+    return owned
+
+
+def _goal(reader: Reader, workload: Workload | None) -> None:
     """A rate must come from somewhere when a rate is the goal."""
     given = reader.given
     if workload is None or given.get("rate") or given.get("budget") or given.get("inventory"):
@@ -159,7 +181,7 @@ def _goal(reader: Reader, rate: float | None, workload: Workload | None) -> None
 
 
 def parse_rate(text: str) -> float:
-    """Requests/s from '20', '1.2k/min', '5000/h'.
+    """Requests/s above zero from '20', '1.2k/min', '5000/h'.
 
     >>> parse_rate("20"), parse_rate("1.2k/min"), parse_rate("0.5/s")
     (20.0, 20.0, 0.5)
@@ -167,7 +189,22 @@ def parse_rate(text: str) -> float:
     number, _, per = text.strip().partition("/")
     if per.strip() not in _PER:
         raise ValueError(f"unknown time {per!r} in {text!r}; a rate takes /s, /min, /h or /d")
-    return parse_count(number) / _PER[per.strip()]
+    rate = parse_count(number) / _PER[per.strip()]
+    if not rate > 0:
+        raise ValueError(f"{text!r} is not a rate above zero")
+    return rate
+
+
+def parse_capacity(text: str) -> float:
+    """Tokens above zero from '2M'.
+
+    >>> parse_capacity("2M")
+    2000000.0
+    """
+    tokens = parse_count(text)
+    if not tokens > 0:
+        raise ValueError(f"{text!r} is not above zero; expected tokens, such as 2M")
+    return tokens
 
 
 def parse_share(text: str) -> float:
@@ -188,19 +225,26 @@ def parse_inventory(text: str) -> dict[str, int]:
     >>> parse_inventory("A100-80:8, L40S:16")
     {'A100-80': 8, 'L40S': 16}
     """
-    owned: dict[str, int] = {}
-    findings = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = re.fullmatch(r"(.+?)\s*[:=]\s*(\d+)", part)
-        if not match or int(match.group(2)) < 1:
-            findings.append(Finding("--inventory", f"cannot read {part!r}", "NAME:COUNT such as A100-80:8"))
-        elif match.group(1) in owned:
-            findings.append(Finding("--inventory", f"{match.group(1)} is given twice", "one count for each name"))
-        else:
-            owned[match.group(1)] = int(match.group(2))
+    owned, findings = read_inventory(text)
     if findings:
         raise InvalidInput(findings)
     return owned
+
+
+def read_inventory(text: str) -> tuple[dict[str, int], list[Finding]]:
+    """The names of an inventory with their counts, 1 where the count is a mistake, and what cannot be read."""
+    owned: dict[str, int] = {}
+    findings = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"(.+?)(?:\s*[:=]\s*(\S*))?", part)
+        assert match is not None
+        name, count = match.groups()
+        if name in owned:
+            findings.append(Finding("--inventory", f"{name} is given twice", "one count for each name"))
+        elif not re.fullmatch(r"[0-9]+", count or "") or int(count) < 1:
+            findings.append(Finding("--inventory", f"cannot read {part!r}", "NAME:COUNT such as A100-80:8"))
+        owned.setdefault(name, int(count) if re.fullmatch(r"0*[1-9][0-9]*", count or "") else 1)
+    return owned, findings
 
 
 def _pins(reader: Reader) -> Pins:
@@ -229,12 +273,20 @@ def _pins(reader: Reader) -> Pins:
 def _precision(reader: Reader, role: str) -> str | None:
     """`--ROLE-precision` with the single formats of `--ROLE-weights`, `--ROLE-activations`, `--ROLE-kv` laid over it."""
     base = reader.given.get(f"{role}_precision")
-    over = {name: reader.given.get(f"{role}_{name}") for name in _FORMATS}
+    over = {name: reader.value(f"{role}_{name}", parse_format) for name in _FORMATS}
     single = {name: value for name, value in over.items() if value}
     if not single:
         return base
     parts = {"weights": base, "activations": base} if base and "=" not in base else _parts(base)
     return " ".join(f"{name}={value}" for name, value in {**parts, **single}.items())
+
+
+def parse_format(text: str) -> str:
+    """The name of a number format, such as fp8; raises `InvalidInput` with the nearest."""
+    known = [str(dtype) for dtype in Dtype]
+    if text.strip().lower() not in known:
+        raise InvalidInput(Finding("", f"unknown format {text!r}", ", ".join(known), did_you_mean(text, known)))
+    return text.strip().lower()
 
 
 def _parts(text: str | None) -> dict[str, str]:
@@ -258,7 +310,7 @@ def command_line(given: Mapping[str, Any]) -> str:
     words = ["diptych", "plan"]
     for name, value in asked(given).items():
         for item in value if isinstance(value, list) else [value]:
-            words += [flag(name), shlex.quote(str(item))]
+            words += [flag(name)] if item is True else [flag(name), shlex.quote(str(item))]
     return " ".join(words)
 
 

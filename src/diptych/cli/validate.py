@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from diptych.catalog.catalog import Catalog
-from diptych.cli.output import err, out, print_json, progress, write_beside
+from diptych.cli.output import err, out, print_json, progress, write_beside, writing
 from diptych.perf.roofline import default_perf
 from diptych.planner.accuracy import accuracy, rows_csv
 from diptych.planner.benchmark_rows import read_table
@@ -36,7 +36,8 @@ def validate(
     without = unanswered(table.unread, answers)
     found = accuracy(answers.predictions, without)
     if rows is not None:
-        write_beside(rows, rows_csv(answers.predictions, without))
+        with writing("--out"):
+            write_beside(rows, rows_csv(answers.predictions, without))
     if as_json:
         print_json(validation_json(str(file), table.layout, found))
         return

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 import typer
 
 from diptych.cli.output import err, out, print_json, progress
-from diptych.cli.plan_inputs import Reader, parse_rate, parse_share
+from diptych.cli.plan_inputs import Reader
 from diptych.errors import InvalidInput
 from diptych.report.workload_tables import workload_text
-from diptych.units import parse_count
-from diptych.workload.formats import parse_columns
-from diptych.workload.load import load_workload
 from diptych.workload.summary import summarise
 
 _FILE = "A trace, gzip or not; a bundled trace's name; preset:NAME; fixed:2048x128."
@@ -35,17 +31,11 @@ def workload(
     Reads Azure 2023 and 2024, BurstGPT, splitwise and vidur CSV, Mooncake JSONL, quantile and rate tables (FILE#MODEL), and any
     CSV or JSONL with --columns. The format is told from the content. docs/workload.md lists formats and the JSON.
     """
-    given = {"rate": rate, "columns": columns, "prefix_hit": prefix_hit, "cache_tokens": cache_tokens}
+    given = {"rate": rate, "columns": columns, "prefix_hit": prefix_hit, "cache_tokens": cache_tokens, "sort": sort,
+             "drop_empty": drop_empty}  # fmt: skip
     with progress("workload") as update:
         reader = Reader(given, lambda text: err.print(text, markup=False), update)
-        options = {
-            "rate": reader.value("rate", parse_rate),
-            "columns": reader.value("columns", parse_columns),
-            "prefix_hit": reader.value("prefix_hit", parse_share),
-            "cache_tokens": reader.value("cache_tokens", _capacity) or math.inf,
-        }
-        found = reader.attempt("FILE", load_workload, file, sort=sort, drop_empty=drop_empty, say=reader.say,
-                               progress=update, **options)  # fmt: skip
+        found = reader.workload(file, "FILE")
     if found is None or reader.findings:
         raise InvalidInput(reader.findings)
     summary = summarise(found)
@@ -53,10 +43,3 @@ def workload(
         print_json(summary)
     else:
         out.print(workload_text(summary))
-
-
-def _capacity(text: str) -> float:
-    tokens = parse_count(text)
-    if not tokens > 0:
-        raise ValueError(f"{text} is not above zero; expected tokens, such as 2M")
-    return tokens

@@ -100,11 +100,6 @@ class RolePins:
         sizes = {self.parallelism, other.parallelism} - {None}
         return len(sizes) > 1 or any(mine[name] is not theirs[name] for name in mine.keys() & theirs.keys())
 
-    def with_those_of(self, other: RolePins) -> RolePins:
-        """The formats and sizes of both, this one's where they differ: what a colocated pool keeps."""
-        formats = {**(other.precision or {}), **(self.precision or {})}
-        return RolePins((), formats or None, self.parallelism or other.parallelism)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ask:

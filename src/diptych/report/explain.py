@@ -93,7 +93,10 @@ def _holds(option: Option, sides: list[list[str]]) -> bool:
 
 
 def _told(text: str, wanted: list[str]) -> bool:
-    return bool(text) and all(word in text.casefold() for word in wanted)
+    """Whether every wanted word stands in the text as a whole: H20 is not told of an H200."""
+    return bool(text) and all(
+        re.search(rf"(?<![a-z0-9]){re.escape(word)}(?![a-z0-9])", text.casefold()) for word in wanted
+    )
 
 
 def _found(label: str, sides: list[list[str]]) -> bool:

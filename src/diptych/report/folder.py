@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -37,8 +38,13 @@ def as_json(value: Any) -> str:
 
 
 def refusal(folder: Path) -> Finding | None:
-    """Why `folder` must not be written to: it is a file, or holds what diptych did not write. None when it may."""
+    """Why `folder` must not be written to: it is a file, in one, or holds what diptych did not write. None when it may."""
     if not folder.exists():
+        above = next(parent for parent in folder.absolute().parents if parent.exists())
+        if not above.is_dir():
+            return Finding("--out", f"{above} is a file", "a folder to write to")
+        if not os.access(above, os.W_OK | os.X_OK):
+            return Finding("--out", f"{above} may not be written to", "a folder to write to")
         return None
     if not folder.is_dir():
         return Finding("--out", f"{folder} is a file", "a folder")

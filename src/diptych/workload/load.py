@@ -80,18 +80,32 @@ def _named(spec: str, reading: Reading, say: Say) -> Workload:
 def _resolve(spec: str, say: Say) -> tuple[Path, str, str]:
     """The file of a spec, its name for findings, and the part after '#'. A local file comes before a bundled one."""
     for text, table in ((spec, ""), (*spec.rsplit("#", 1),)) if "#" in spec else ((spec, ""),):
-        path = Path(text).expanduser()
-        if path.is_file():
+        path, kind = _on_disk(text)
+        if kind == "file":
             return path, path.name, table
-        if text and path.is_dir():
+        if kind == "folder":
             raise InvalidTrace(Finding(text, "a folder, not a file", FORMS))
+        if kind:
+            raise InvalidTrace(Finding(text, "a pipe or a device, and a trace is read more than once", "a file"))
         if path.name == text and text in BUNDLED:
             say(f"{text}: no such file here, the bundled one is used")
             return DATA / text, text, table
     named = [*BUNDLED, *(f"preset:{name}" for name in PRESETS)]
     hint = did_you_mean(spec, [*named, *_neighbours(Path(spec))])
     hint = hint if hint.endswith("?") else f"known here: {', '.join(named)}"
-    raise InvalidTrace(Finding(spec or "--workload", "no such workload", FORMS, hint))
+    shown = spec if len(spec) <= 200 else f"{spec[:200]}…"
+    raise InvalidTrace(Finding(shown or "--workload", "no such workload", FORMS, hint))
+
+
+def _on_disk(text: str) -> tuple[Path, str]:
+    """The path of a text and what lies there: 'file', 'folder', 'other', or '' for nothing or no possible path."""
+    path = Path(text)
+    try:
+        path = path.expanduser()
+        kinds = (("file", path.is_file()), ("folder", path.is_dir()), ("other", path.exists()))
+    except (OSError, RuntimeError):  # too long a name, no such user
+        return path, ""
+    return path, next((kind for kind, there in kinds if there and text), "")
 
 
 def _neighbours(path: Path) -> list[str]:

@@ -202,6 +202,17 @@ def test_no_config_in_the_directory(tmp_path: Path) -> None:
         Catalog.load().model(tmp_path)
 
 
+def test_a_folder_named_without_a_dot_is_told_from_an_unknown_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-model").mkdir()
+    with pytest.raises(InvalidCatalog, match=r"'my-model' is a folder without a config\.json"):
+        Catalog.load().model("my-model")
+    with pytest.raises(InvalidCatalog, match=r"unknown model 'your-model'.*`diptych catalog models` lists them"):
+        Catalog.load().model("your-model")
+
+
 def test_a_missing_file() -> None:
     with pytest.raises(InvalidCatalog, match="No such file"):
         Catalog.load().model("./nowhere/config.json")

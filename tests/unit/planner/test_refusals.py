@@ -79,6 +79,43 @@ def test_prompts_beyond_the_model_are_refused() -> None:
     assert "the longest request has" in findings(isl=200_000.0)
 
 
+def test_a_few_prompts_beyond_the_model_are_left_out_and_told() -> None:
+    """As an engine does: 1 % of the requests too long for the model make a note, 20 % another workload."""
+    pins = Pins(prefill="L40", decode="L40", placement="colocated", prefill_parallelism="tp1", decode_parallelism="tp1")
+
+    def answer(share: float):
+        lengths = Lengths(
+            np.array([1000.0, 200_000.0]), np.array([100.0, 100.0]), np.zeros(2), np.array([1 - share, share])
+        )
+        workload = Workload("some", lengths, Arrivals(1.0), 1)
+        return plan("Llama-3.1-8B", workload, "ttft_p90<2s", catalog=CATALOG, perf=PERF, prices="hyperstack", rate=1.0,
+                    pins=pins)  # fmt: skip
+
+    found = answer(0.01)
+    assert any("1 % of the requests are left out as too long for the model" in note for note in found.warnings)
+    assert found.question.workload.isl_mean == pytest.approx(1000.0)
+    assert found.best.usd_per_hour == asking(pins=pins, slo="ttft_p90<2s").best.usd_per_hour
+    with pytest.raises(InvalidInput, match="20 % of the requests are too long"):
+        answer(0.2)
+
+
+def test_pins_that_no_accelerator_executes_are_refused_with_what_it_lacks() -> None:
+    for role in ("prefill", "decode"):
+        pins = Pins(**{role: "L40", f"{role}_precision": "w=fp8 a=fp8 kv=int8"})
+        with pytest.raises(NoFeasibleDesign, match="nothing that is offered can run"):
+            asking(pins=Pins(**{role: "L40", f"{role}_precision": "w=fp8 a=fp4"}))
+        with pytest.raises(NoFeasibleDesign, match="L40"):
+            asking(pins=pins)
+
+
+def test_a_pinned_engine_runs_every_pool() -> None:
+    with pytest.raises(InvalidInput, match="did you mean vllm"):
+        asking(pins=Pins(engine="vlm"))
+    found = asking(pins=Pins(engine="SGLang"))
+    options = (found.best, *(other.option for other in found.alternatives))
+    assert {member.engine for option in options for pool in option.pools for member in pool.members} == {"sglang"}
+
+
 def test_empty_and_negative_workloads() -> None:
     empty = Lengths(*(np.zeros(0) for _ in range(4)))
     with pytest.raises(InvalidInput, match="holds no request"):

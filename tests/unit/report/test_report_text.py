@@ -128,6 +128,12 @@ def test_why_not(asked: str, answer: str) -> None:
     assert answer in why_not(heterogeneous_plan(), asked)
 
 
+@pytest.mark.parametrize("asked", ["H10", "H2", "00", "tp", "H100 -> H2"])
+def test_why_not_takes_words_whole(asked: str) -> None:
+    """A name that begins like another is not that other: H20 is not told of an H200."""
+    assert "no design like" in why_not(heterogeneous_plan(), asked)
+
+
 def test_explanation_holds_every_alternative_and_flip() -> None:
     plan = heterogeneous_plan()
     told = explanation(plan)
