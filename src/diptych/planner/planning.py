@@ -329,7 +329,22 @@ def _warnings(question: Ask, best: Option) -> tuple[str, ...]:
     notes.update(dict.fromkeys(question.workload.notes))
     if question.lengths.hit_rate > 0 and question.prefill.residency in (None, TierKind.HBM):
         notes[_prefix_room(question, best.pools[0])] = None
+    rush = _rush(question, best)
+    if rush:
+        notes[rush] = None
     return tuple(notes)
+
+
+def _rush(question: Ask, best: Option) -> str:
+    """What the busiest minute asks, when it is more than the fleet carries inside the SLO; fleets are sized for the average."""
+    arrivals = question.workload.arrivals
+    peak = arrivals.peak_to_mean * best.rate
+    if arrivals.offline or not question.slo.objectives or peak <= best.goodput:
+        return ""
+    return (
+        f"the busiest minute asks {peak:.3g} requests/s, {arrivals.peak_to_mean:.2f} times the average; this fleet carries "
+        f"{best.goodput:.3g} inside the SLO, so rushes will break it: plan for --rate {peak:.3g} to hold it then too"
+    )
 
 
 def _prefix_room(question: Ask, pool: PoolPlan) -> str:

@@ -320,3 +320,15 @@ def test_short_prompts_stay_local_when_asked() -> None:
     assert best.boundary.wire_bytes_mean == pytest.approx(
         float(CATALOG.model("Llama-3.1-8B").kv_bytes(6000, best.boundary.wire)), rel=0.01
     )
+
+
+def test_a_rush_beyond_the_goodput_is_told() -> None:
+    calm, rushed = Arrivals(2.0, peak_to_mean=1.0), Arrivals(2.0, peak_to_mean=3.0)
+    warnings = [
+        plan(
+            "Llama-3.1-8B", Workload("fixed", Lengths.fixed(1000, 100), arrivals, 1), SLO_TEXT, prices="hyperstack"
+        ).warnings
+        for arrivals in (calm, rushed)
+    ]
+    assert not any("busiest minute" in note for note in warnings[0])
+    assert any("asks 6 requests/s" in note and "--rate 6" in note for note in warnings[1])
