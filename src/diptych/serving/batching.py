@@ -1,0 +1,418 @@
+"""What one engine step holds: continuous batching of decodes, prompts in chunks beside them, blocks, preemption.
+
+The rules are vLLM V1's: running sequences come first and each decode takes one token of the step's budget, then prompts already
+begun, then waiting ones, first come first served (or shortest first), cut to what is left of the budget. When a decode finds no
+block, the sequence admitted last gives its KV up and is computed again later. Engines that don't mix prompts into decode steps
+(SGLang) run prompts alone while decodes wait. `reserve` holds every block of prompt and answer from admission on instead.
+
+    plan()      → what the next step holds: `chunks` beside `batch` sequences of `context` tokens in all
+    run()       → for how many steps nothing can change by itself
+    complete(n) → n such steps are done: `prefilled` and `finished` say for whom
+
+Tokens of the decode batch are never touched one by one. A sequence is one entry in a heap of finishing steps, and the blocks of
+the batch follow from two sums: with c_i tokens each, Σ⌈c_i/b⌉ = (Σc_i + Σ(−c_i mod b))/b, and since all c_i grow by one per step,
+−c_i mod b is (phase_i − step) mod b with a phase that never changes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from diptych.serving.blocks import BlockPool
+from diptych.serving.request import Sequence, Stage
+
+Holding = tuple[int, list[Any]]
+"""Blocks held alone, and the hashes of those shared."""
+
+_NONE: list[Any] = []
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """How an engine fills its steps: prefill tokens per step, most sequences, and the choices of the module's docstring."""
+
+    budget: int = 8192
+    sequences: int = 1024
+    mixes: bool = True
+    chunks: bool = True
+    shortest_first: bool = False
+    reserve: bool = False
+
+
+class Batch:
+    """The queue and the running set of one engine."""
+
+    __slots__ = (
+        "batch",
+        "chunks",
+        "context",
+        "finished",
+        "order",
+        "pairs",
+        "partial",
+        "phases",
+        "pool",
+        "preemptions",
+        "prefilled",
+        "ready",
+        "rules",
+        "running",
+        "shared",
+        "step",
+        "tokens",
+        "waiting",
+    )
+
+    def __init__(self, rules: BatchRules, pool: BlockPool) -> None:
+        self.rules, self.pool = rules, pool
+        self.waiting: deque[Sequence] = deque()
+        self.ready: deque[Sequence] = deque()  # KV is here, no slot yet
+        self.partial: list[Sequence] = []  # prompts begun
+        self.running: list[tuple[int, int, Sequence]] = []  # heap of (finishing step, order, sequence)
+        self.batch = self.context = self.shared = self.step = self.order = self.preemptions = 0
+        self.phases = [0] * pool.size
+        self.chunks: list[tuple[Sequence, int]] = []  # of the step planned last: (sequence, tokens)
+        self.tokens = self.pairs = 0  # of these chunks: tokens, and token pairs their attention forms
+        self.prefilled: list[Sequence] = []
+        self.finished: list[Sequence] = []
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to run, unless something waiting finds room."""
+        return not (self.batch or self.chunks)
+
+    @property
+    def queued(self) -> int:
+        """Sequences that wait for a slot, for blocks or for the budget."""
+        return len(self.waiting) + len(self.ready)
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """A sequence whose KV must be computed here joins the queue."""
+        if not self.rules.shortest_first:
+            self.waiting.append(sequence)
+            return
+        place = len(self.waiting)
+        while place and self.waiting[place - 1].todo > sequence.todo:
+            place -= 1
+        self.waiting.insert(place, sequence)
+
+    def reserve(self, sequence: Sequence, steps: int = 0) -> Holding | None:
+        """Hold the blocks that a sequence handed over will need; None when they are not free `steps` into the run.
+
+        Prefix blocks that are here already are shared, not reserved again. A preempted sequence that waits for blocks goes first.
+        """
+        if self.waiting and self.waiting[0].generated:
+            return None
+        pool = self.pool
+        tokens = sequence.todo + (sequence.osl - sequence.generated if self.rules.reserve else 0)
+        taken = self._take(sequence.blocks, tokens // pool.size) if sequence.blocks and pool.cache is not None else _NONE
+        need = -(-tokens // pool.size) - len(taken)
+        if not self.has_room(need, steps):
+            self.free((0, taken))
+            return None
+        pool.held += need
+        return need, taken
+
+    def join(self, sequence: Sequence, holding: Holding) -> None:
+        """A sequence whose KV is here, in the blocks reserved for it, may decode from the next step on."""
+        sequence.computed = sequence.todo
+        sequence.held, taken = holding
+        if taken:
+            sequence.taken, sequence.shared = taken, len(taken) * self.pool.size
+        if sequence.blocks and self.pool.cache is not None:
+            self._share(sequence)
+        self.ready.append(sequence)
+
+    def detach(self, sequence: Sequence) -> Holding:
+        """What a sequence holds here, from now on held in its handoff's name until `free`."""
+        holding = sequence.held, sequence.taken
+        sequence.held = sequence.shared = 0
+        sequence.taken = []
+        return holding
+
+    def free(self, holding: Holding) -> None:
+        """Blocks reserved or pinned are free again."""
+        pool = self.pool
+        if pool.cache is not None:
+            self.settle()
+            if holding[1]:
+                pool.held -= pool.cache.drop(holding[1])
+        pool.held -= holding[0]
+
+    def release(self, sequence: Sequence) -> None:
+        """Blocks that a sequence holds outside the decode batch are free again."""
+        self.free(self.detach(sequence))
+
+    def remove(self, sequence: Sequence) -> bool:
+        """Forget a sequence wherever it is, blocks and all; False when it is not here."""
+        for queue in (self.waiting, self.ready, self.partial):
+            if sequence in queue:
+                queue.remove(sequence)
+                self.chunks = [chunk for chunk in self.chunks if chunk[0] is not sequence]
+                self.release(sequence)
+                return True
+        for index, (_, _, other) in enumerate(self.running):
+            if other is sequence:
+                del self.running[index]
+                heapify(self.running)
+                self._leave(sequence)
+                return True
+        return False
+
+    def everyone(self) -> Iterator[Sequence]:
+        """Every sequence that waits or runs here."""
+        yield from self.waiting
+        yield from self.ready
+        yield from self.partial
+        for _, _, sequence in self.running:
+            yield sequence
+
+    # --- blocks -----------------------------------------------------------------------------------------------------
+
+    def growing(self, steps: int = 0) -> int:
+        """Blocks of the decode batch during the step `steps` from now, exactly."""
+        if self.rules.reserve:
+            return 0
+        size, now = self.pool.size, self.step + steps
+        tokens = self.context - self.shared + steps * self.batch
+        padding = sum(count * ((phase - now) % size) for phase, count in enumerate(self.phases) if count)
+        return (tokens + padding) // size
+
+    def has_room(self, need: int, steps: int = 0) -> bool:
+        """Whether `need` blocks are free during the step `steps` from now. A bound settles it unless the pool is nearly full."""
+        pool, size = self.pool, self.pool.size
+        room = pool.capacity - pool.held - need
+        if self.rules.reserve:
+            return room >= 0
+        most = self.context - self.shared + steps * self.batch + (size - 1) * self.batch
+        return most <= room * size or self.growing(steps) <= room
+
+    def settle(self) -> None:
+        """Evict idle cached blocks that live ones have grown into. Called before anything shrinks, so that no peak is missed."""
+        pool = self.pool
+        if pool.cache is not None and pool.cache.idle:
+            pool.evicted.extend(pool.cache.evict(pool.capacity - pool.held - self.growing()))
+
+    # --- one step ---------------------------------------------------------------------------------------------------
+
+    def plan(self) -> None:
+        """Form the next step in `chunks`, `tokens`, `pairs`, `batch`, `context`."""
+        self.chunks = []
+        self.tokens = self.pairs = 0
+        rules = self.rules
+        if self.ready:
+            while self.ready and self.batch + len(self.partial) < rules.sequences:
+                self._start(self.ready.popleft())
+        preempted = False
+        while self.batch and not self.has_room(0):
+            self._preempt(self._last())
+            preempted = True
+        if self.partial or (self.waiting and not preempted):
+            self._prompts(preempted)
+
+    def run(self) -> int:
+        """Steps after which a sequence finishes or the batch outgrows its blocks; 1 when the step holds prompts."""
+        if self.chunks:
+            return 1
+        steps = self.running[0][0] - self.step
+        if self.has_room(0, steps - 1):
+            return steps
+        low, high = 1, steps
+        while high - low > 1:  # blocks never fall along a run
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.has_room(0, middle - 1) else (low, middle)
+        return low
+
+    def complete(self, steps: int) -> None:
+        """`steps` steps as planned are done; `prefilled` and `finished` are those for whom it was the last one."""
+        if self.chunks and not self.rules.mixes:
+            steps = 0  # decodes waited
+        self.step += steps
+        self.context += steps * self.batch
+        self.finished = []
+        self.prefilled = []
+        running = self.running
+        while running and running[0][0] <= self.step:
+            sequence = heappop(running)[2]
+            self._leave(sequence)
+            sequence.stage = Stage.FINISHED
+            self.finished.append(sequence)
+        for sequence, tokens in self.chunks:
+            sequence.computed += tokens
+            if sequence.computed >= sequence.todo:
+                self.partial.remove(sequence)
+                self._prefilled(sequence)
+        self.chunks = []
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _prompts(self, preempted: bool) -> None:
+        """Chunks of prompts begun, then of waiting ones while budget, slots and blocks last."""
+        rules, waiting, partial = self.rules, self.waiting, self.partial
+        left = rules.budget - (self.batch if rules.mixes else 0)
+        for sequence in tuple(partial):
+            if left <= 0:
+                return
+            left -= self._chunk(sequence, left)
+        while waiting and not preempted and left > 0 and self.batch + len(partial) < rules.sequences:
+            sequence = waiting[0]
+            if not rules.chunks and sequence.todo > left and self.chunks:
+                return
+            if not self._admit(sequence, left):
+                return
+            waiting.popleft()
+            left -= self.chunks[-1][1]
+
+    def _admit(self, sequence: Sequence, left: int) -> bool:
+        """Give a waiting sequence the blocks of its first chunk, or of all it will ever need; False when there are too few."""
+        pool, rules = self.pool, self.rules
+        if sequence.blocks and pool.cache is not None:
+            self._reuse(sequence)
+        tokens = sequence.todo - sequence.computed
+        if tokens > left and rules.chunks:
+            tokens = left
+        if sequence.hands_off:
+            kept = sequence.todo  # a source is whole or not begun, or two half sources could wait for each other
+        else:
+            kept = sequence.todo + sequence.osl - sequence.generated if rules.reserve else sequence.computed + tokens
+        need = -(-(kept - sequence.shared) // pool.size)
+        if not self.has_room(need):
+            if sequence.taken:
+                self.release(sequence)
+                sequence.computed = 0
+            return False
+        sequence.held = need
+        pool.held += need
+        self.order += 1
+        sequence.order = self.order
+        sequence.stage = Stage.PREFILLING
+        self.partial.append(sequence)
+        self._schedule(sequence, tokens)
+        return True
+
+    def _chunk(self, sequence: Sequence, left: int) -> int:
+        """The next chunk of a prompt begun; others, or itself, are preempted when its blocks are not free. Tokens scheduled."""
+        if not sequence.order:
+            return 0  # preempted for an older prompt of this step
+        tokens = min(sequence.todo - sequence.computed, left)
+        if not (self.rules.reserve or sequence.hands_off):
+            need = -(-(sequence.computed + tokens - sequence.shared) // self.pool.size) - sequence.held
+            while not self.has_room(need):
+                victim = self._last()
+                self._preempt(victim)
+                if victim is sequence:
+                    return 0
+            sequence.held += need
+            self.pool.held += need
+        self._schedule(sequence, tokens)
+        return tokens
+
+    def _schedule(self, sequence: Sequence, tokens: int) -> None:
+        past = sequence.computed
+        self.chunks.append((sequence, tokens))
+        self.tokens += tokens
+        self.pairs += tokens * (2 * past + tokens)  # twice the pairs of n(p + n/2)
+
+    def _prefilled(self, sequence: Sequence) -> None:
+        """A prompt is complete: its first token (or the next one, after a loss) is out."""
+        self.prefilled.append(sequence)
+        if sequence.blocks and self.pool.cache is not None:
+            self._share(sequence)
+        sequence.generated += 1
+        if sequence.generated >= sequence.osl:
+            self.release(sequence)
+            sequence.stage = Stage.FINISHED
+            self.finished.append(sequence)
+        elif sequence.hands_off:
+            sequence.stage = Stage.HANDING_OFF  # its blocks stay held until released
+        else:
+            self._start(sequence)
+
+    def _start(self, sequence: Sequence) -> None:
+        """Into the decode batch: its blocks are counted by phase from now on."""
+        if not sequence.order:
+            self.order += 1
+            sequence.order = self.order
+        context = sequence.todo + 1
+        sequence.finish = self.step + sequence.osl - sequence.generated
+        sequence.stage = Stage.DECODING
+        heappush(self.running, (sequence.finish, sequence.order, sequence))
+        self.batch += 1
+        self.context += context
+        self.shared += sequence.shared
+        if not self.rules.reserve:
+            self.pool.held -= sequence.held
+            sequence.held = 0
+            self.phases[(self.step - context) % self.pool.size] += 1
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Out of the decode batch (and already out of its heap): how far it got, its blocks free."""
+        if self.pool.cache is not None:
+            self.settle()
+        sequence.generated = sequence.osl - sequence.finish + self.step
+        context = sequence.prompt + sequence.generated
+        if not self.rules.reserve:
+            self.phases[(self.step - context) % self.pool.size] -= 1
+        self.batch -= 1
+        self.context -= context
+        self.shared -= sequence.shared
+        if sequence.held or sequence.taken:
+            self.release(sequence)
+
+    def _last(self) -> Sequence:
+        """The sequence admitted last."""
+        newest = max(self.running, key=_admission, default=None)
+        if self.partial and (newest is None or self.partial[-1].order > newest[1]):
+            return self.partial[-1]
+        assert newest is not None, "preemption of an empty batch"
+        return newest[2]
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Its KV goes; it waits first in line to be computed again."""
+        self.preemptions += 1
+        if sequence in self.partial:
+            self.partial.remove(sequence)
+            self.release(sequence)
+        else:
+            self.running.remove((sequence.finish, sequence.order, sequence))
+            heapify(self.running)
+            self._leave(sequence)
+        sequence.lose()
+        sequence.order = 0
+        self.waiting.appendleft(sequence)
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """Refer to the cached blocks of a prompt; the last token is always computed, since it gives the first answer token."""
+        size = self.pool.size
+        sequence.taken = self._take(sequence.blocks, (sequence.todo - 1) // size)
+        sequence.shared = sequence.computed = len(sequence.taken) * size
+
+    def _take(self, hashes: tuple[Any, ...], most: int) -> list[Any]:
+        """Refer to the leading blocks that are cached, `most` at most."""
+        cache = self.pool.cache
+        assert cache is not None
+        self.settle()
+        taken = list(hashes[: min(cache.match(hashes), most)])
+        self.pool.held += cache.take(taken)
+        return taken
+
+    def _share(self, sequence: Sequence) -> None:
+        """Let others find the blocks of a prompt just computed."""
+        cache, size = self.pool.cache, self.pool.size
+        assert cache is not None
+        full = sequence.blocks[len(sequence.taken) : min(len(sequence.blocks), sequence.todo // size)]
+        mine, _ = cache.add(full)
+        sequence.taken.extend(mine)
+        sequence.shared += len(mine) * size
+        if not self.rules.reserve or sequence.hands_off:
+            sequence.held -= len(mine)
+
+
+def _admission(entry: tuple[int, int, Sequence]) -> int:
+    return entry[1]

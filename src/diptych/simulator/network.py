@@ -1,0 +1,171 @@
+"""Links that transfers share: every worker's port out and port in, per direction, and the fabric between them.
+
+Transfers between the same two workers form a route and share it equally; routes share ports max-min fairly (progressive filling).
+Progress is kept per route as bytes·10¹² served to each of its transfers since the start ("virtual time"), so a change costs one
+heap operation and not one per transfer. All integers: what was taken is given back exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from typing import Any
+
+from diptych.simulator.clock import FLOW, PS, Clock
+
+
+class Port:
+    """One direction of a NIC, or the fabric: `capacity` bytes/s for the transfers that pass it."""
+
+    __slots__ = ("active", "capacity", "factor", "name", "nominal")
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.name, self.nominal, self.capacity = name, capacity, capacity
+        self.factor = 1.0
+        self.active: dict[int, Route] = {}
+
+    def slow(self, factor: float) -> None:
+        """Let only `factor` of the nominal capacity through; 0 cuts it."""
+        self.factor = factor
+        self.capacity = int(self.nominal * factor)
+
+
+class Route:
+    """Transfers from one worker to another, none faster than `limit` bytes/s.
+
+    `rate` is bytes/s of each; `served` bytes·10¹² that each got since the start; `moved` all bytes put on the route.
+    """
+
+    __slots__ = ("limit", "moved", "ports", "rank", "rate", "served", "since", "transfers", "version")
+
+    def __init__(self, rank: int, ports: tuple[Port, ...], limit: int) -> None:
+        self.rank, self.ports, self.limit = rank, ports, limit
+        self.rate = self.served = self.since = self.version = self.moved = 0
+        self.transfers: list[tuple[int, int, Any]] = []  # heap of (served at its end, number, about)
+
+
+class Network:
+    """All ports and routes. `arrived(about, now)` is called when a transfer's last byte is there."""
+
+    __slots__ = ("arrived", "clock", "count", "routes")
+
+    def __init__(self, clock: Clock, arrived: Callable[[Any, int], None]) -> None:
+        self.clock, self.arrived, self.count = clock, arrived, 0
+        self.routes: dict[tuple[int, int], Route] = {}
+
+    def route(self, source: int, target: int, ports: tuple[Port, ...], limit: int) -> Route:
+        """A new route between two workers."""
+        route = self.routes[source, target] = Route(FLOW + len(self.routes), ports, limit)
+        return route
+
+    def send(self, route: Route, size: int, about: Any, now: int) -> None:
+        """Put `size` bytes on the route."""
+        self._advance(route, now)
+        self.count += 1
+        heappush(route.transfers, (route.served + max(size, 1) * PS, self.count, about))
+        route.moved += size
+        if len(route.transfers) == 1:
+            for port in route.ports:
+                port.active[route.rank] = route
+        self._share(route, now)
+
+    def stop(self, route: Route, about: Any, now: int) -> None:
+        """Take a transfer off the route before its end."""
+        self._advance(route, now)
+        kept = [entry for entry in route.transfers if entry[2] is not about]
+        if len(kept) == len(route.transfers):
+            return
+        for entry in route.transfers:
+            if entry[2] is about:
+                route.moved -= (entry[0] - route.served) // PS
+        kept.sort()
+        route.transfers = kept
+        self._left(route, now)
+
+    def changed(self, ports: Iterable[Port], now: int) -> None:
+        """Capacities changed: share anew what passes these ports."""
+        routes = {rank: route for port in ports for rank, route in port.active.items()}
+        if routes:
+            self._fill(self._component(routes), now)
+
+    def _left(self, route: Route, now: int) -> None:
+        """Fewer transfers on the route, maybe none."""
+        if route.transfers:
+            self._share(route, now)
+            return
+        route.version += 1
+        route.rate = 0
+        neighbours: dict[int, Route] = {}
+        for port in route.ports:
+            del port.active[route.rank]
+            neighbours.update(port.active)
+        if neighbours:
+            self._fill(self._component(neighbours), now)
+
+    def _share(self, route: Route, now: int) -> None:
+        """Rates after a change on one route; when no other one meets it, the narrowest port decides."""
+        for port in route.ports:
+            if len(port.active) > 1:
+                self._fill(self._component({route.rank: route}), now)
+                return
+        rate = min([port.capacity for port in route.ports]) // len(route.transfers)
+        self._set(route, min(rate, route.limit), now)
+
+    def _component(self, routes: dict[int, Route]) -> dict[int, Route]:
+        """`routes` and all that meet them at some port, directly or not."""
+        found, edge = dict(routes), list(routes.values())
+        while edge:
+            for port in edge.pop().ports:
+                for rank, route in port.active.items():
+                    if rank not in found:
+                        found[rank] = route
+                        edge.append(route)
+        return found
+
+    def _fill(self, routes: dict[int, Route], now: int) -> None:
+        """Max-min fair rates: the tightest port fixes its transfers' share, then the next, until all have one.
+
+        Routes whose own limit is below that share are fixed before it, since what they leave is for the others.
+        """
+        left = {port.name: port.capacity for route in routes.values() for port in route.ports}
+        unset = dict(sorted(routes.items()))
+        while unset:
+            waiting: dict[str, int] = {}
+            for route in unset.values():
+                for port in route.ports:
+                    waiting[port.name] = waiting.get(port.name, 0) + len(route.transfers)
+            share, tightest = min((left[name] // count, name) for name, count in waiting.items())
+            fixed = [route for route in unset.values() if route.limit < share]
+            if not fixed:
+                fixed = [route for route in unset.values() if any(port.name == tightest for port in route.ports)]
+            for route in fixed:
+                del unset[route.rank]
+                rate = min(share, route.limit)
+                for port in route.ports:
+                    left[port.name] -= rate * len(route.transfers)
+                self._set(route, rate, now)
+
+    def _advance(self, route: Route, now: int) -> None:
+        route.served += route.rate * (now - route.since)
+        route.since = now
+
+    def _set(self, route: Route, rate: int, now: int) -> None:
+        """A new rate, and the next end that follows from it; none while the route is cut."""
+        self._advance(route, now)
+        route.rate = rate
+        route.version += 1
+        if rate:
+            wait = -(-(route.transfers[0][0] - route.served) // rate)
+            heappush(self.clock.heap, (now + max(wait, 0), route.rank, route.version, self._end, (route, route.version)))
+
+    def _end(self, now: int, about: tuple[Route, int]) -> None:
+        route, version = about
+        if version != route.version:
+            return
+        self._advance(route, now)
+        ended = []
+        while route.transfers and route.transfers[0][0] <= route.served:
+            ended.append(heappop(route.transfers)[2])
+        self._left(route, now)
+        for transfer in ended:
+            self.arrived(transfer, now)
