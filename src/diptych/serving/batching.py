@@ -5,8 +5,7 @@ begun, then waiting ones, first come first served (or shortest first), cut to wh
 block, the sequence admitted last gives its KV up and is computed again later. Engines that don't mix prompts into decode steps
 (SGLang) run prompts alone while decodes wait. `reserve` holds every block of prompt and answer from admission on instead.
 
-    plan()      → what the next step holds: `chunks` beside `batch` sequences of `context` tokens in all
-    run()       → for how many steps nothing can change by itself
+    plan()      → what the next step holds: `chunks` beside `batch` sequences of `context` tokens in all; for how many steps
     complete(n) → n such steps are done: `prefilled` and `finished` say for whom
 
 Tokens of the decode batch are never touched one by one. A sequence is one entry in a heap of finishing steps, and the blocks of
@@ -24,6 +23,10 @@ from typing import Any
 
 from diptych.serving.blocks import BlockPool
 from diptych.serving.request import Sequence, Stage
+
+QUEUED, PREFILLING, HANDING_OFF, DECODING, FINISHED = (
+    Stage.QUEUED, Stage.PREFILLING, Stage.HANDING_OFF, Stage.DECODING, Stage.FINISHED
+)
 
 Holding = tuple[int, list[Any]]
 """Blocks held alone, and the hashes of those shared."""
@@ -59,6 +62,7 @@ class Batch:
         "preemptions",
         "prefilled",
         "ready",
+        "reserves",
         "rules",
         "running",
         "shared",
@@ -68,7 +72,7 @@ class Batch:
     )
 
     def __init__(self, rules: BatchRules, pool: BlockPool) -> None:
-        self.rules, self.pool = rules, pool
+        self.rules, self.pool, self.reserves = rules, pool, rules.reserve
         self.waiting: deque[Sequence] = deque()
         self.ready: deque[Sequence] = deque()  # KV is here, no slot yet
         self.partial: list[Sequence] = []  # prompts begun
@@ -110,7 +114,7 @@ class Batch:
         if self.waiting and self.waiting[0].generated:
             return None
         pool = self.pool
-        tokens = sequence.todo + (sequence.osl - sequence.generated if self.rules.reserve else 0)
+        tokens = sequence.todo + (sequence.osl - sequence.generated if self.reserves else 0)
         taken = self._take(sequence.blocks, tokens // pool.size) if sequence.blocks and pool.cache is not None else _NONE
         need = -(-tokens // pool.size) - len(taken)
         if not self.has_room(need, steps):
@@ -177,7 +181,7 @@ class Batch:
 
     def growing(self, steps: int = 0) -> int:
         """Blocks of the decode batch during the step `steps` from now, exactly."""
-        if self.rules.reserve:
+        if self.reserves:
             return 0
         size, now = self.pool.size, self.step + steps
         tokens = self.context - self.shared + steps * self.batch
@@ -186,12 +190,14 @@ class Batch:
 
     def has_room(self, need: int, steps: int = 0) -> bool:
         """Whether `need` blocks are free during the step `steps` from now. A bound settles it unless the pool is nearly full."""
-        pool, size = self.pool, self.pool.size
+        pool = self.pool
         room = pool.capacity - pool.held - need
-        if self.rules.reserve:
+        if self.reserves:
             return room >= 0
-        most = self.context - self.shared + steps * self.batch + (size - 1) * self.batch
-        return most <= room * size or self.growing(steps) <= room
+        size = pool.size
+        if self.context - self.shared + (steps + size - 1) * self.batch <= room * size:
+            return True
+        return self.growing(steps) <= room
 
     def settle(self) -> None:
         """Evict idle cached blocks that live ones have grown into. Called before anything shrinks, so that no peak is missed."""
@@ -201,56 +207,73 @@ class Batch:
 
     # --- one step ---------------------------------------------------------------------------------------------------
 
-    def plan(self) -> None:
-        """Form the next step in `chunks`, `tokens`, `pairs`, `batch`, `context`."""
-        self.chunks = []
+    def plan(self) -> int:
+        """Form the next step in `chunks`, `tokens`, `pairs`, `batch`, `context`.
+
+        Returns for how many steps it stays as it is unless somebody comes: until a sequence finishes or the batch outgrows its
+        blocks, 1 when it holds prompts, 0 when nothing can run.
+        """
         self.tokens = self.pairs = 0
-        rules = self.rules
         if self.ready:
-            while self.ready and self.batch + len(self.partial) < rules.sequences:
-                self._start(self.ready.popleft())
+            self._start_ready()
         preempted = False
-        while self.batch and not self.has_room(0):
-            self._preempt(self._last())
-            preempted = True
+        if self.batch and not self.has_room(0):
+            preempted = self._make_room()
         if self.partial or (self.waiting and not preempted):
             self._prompts(preempted)
-
-    def run(self) -> int:
-        """Steps after which a sequence finishes or the batch outgrows its blocks; 1 when the step holds prompts."""
-        if self.chunks:
-            return 1
+            if self.chunks:
+                return 1
+        if not self.batch:
+            return 0
         steps = self.running[0][0] - self.step
-        if self.has_room(0, steps - 1):
-            return steps
+        return steps if self.has_room(0, steps - 1) else self._until_full(steps)
+
+    def complete(self, steps: int) -> bool:
+        """`steps` steps as planned are done; whether that was the last one for anybody in `prefilled` and `finished`."""
+        chunks = self.chunks
+        if chunks and not self.rules.mixes:
+            steps = 0  # decodes waited
+        self.step = step = self.step + steps
+        self.context += steps * self.batch
+        running = self.running
+        if not chunks and running[0][0] > step:
+            return False
+        self.finished = finished = []
+        self.prefilled = []
+        while running and running[0][0] <= step:
+            sequence = heappop(running)[2]
+            self._leave(sequence)
+            sequence.stage = FINISHED
+            finished.append(sequence)
+        if chunks:
+            self.chunks = []
+            for sequence, tokens in chunks:
+                sequence.computed += tokens
+                if sequence.computed >= sequence.todo:
+                    self.partial.remove(sequence)
+                    self._prefilled(sequence)
+        return True
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _start_ready(self) -> None:
+        """Into the batch with those whose KV is here, as far as there are slots."""
+        while self.ready and self.batch + len(self.partial) < self.rules.sequences:
+            self._start(self.ready.popleft())
+
+    def _make_room(self) -> bool:
+        """Preempt until the decodes find blocks for their next token."""
+        while self.batch and not self.has_room(0):
+            self._preempt(self._last())
+        return True
+
+    def _until_full(self, steps: int) -> int:
+        """The most steps, below `steps`, for which blocks suffice. They never come free along a run."""
         low, high = 1, steps
-        while high - low > 1:  # blocks never fall along a run
+        while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.has_room(0, middle - 1) else (low, middle)
         return low
-
-    def complete(self, steps: int) -> None:
-        """`steps` steps as planned are done; `prefilled` and `finished` are those for whom it was the last one."""
-        if self.chunks and not self.rules.mixes:
-            steps = 0  # decodes waited
-        self.step += steps
-        self.context += steps * self.batch
-        self.finished = []
-        self.prefilled = []
-        running = self.running
-        while running and running[0][0] <= self.step:
-            sequence = heappop(running)[2]
-            self._leave(sequence)
-            sequence.stage = Stage.FINISHED
-            self.finished.append(sequence)
-        for sequence, tokens in self.chunks:
-            sequence.computed += tokens
-            if sequence.computed >= sequence.todo:
-                self.partial.remove(sequence)
-                self._prefilled(sequence)
-        self.chunks = []
-
-    # --- inside -----------------------------------------------------------------------------------------------------
 
     def _prompts(self, preempted: bool) -> None:
         """Chunks of prompts begun, then of waiting ones while budget, slots and blocks last."""
@@ -280,7 +303,7 @@ class Batch:
         if sequence.hands_off:
             kept = sequence.todo  # a source is whole or not begun, or two half sources could wait for each other
         else:
-            kept = sequence.todo + sequence.osl - sequence.generated if rules.reserve else sequence.computed + tokens
+            kept = sequence.todo + sequence.osl - sequence.generated if self.reserves else sequence.computed + tokens
         need = -(-(kept - sequence.shared) // pool.size)
         if not self.has_room(need):
             if sequence.taken:
@@ -291,7 +314,7 @@ class Batch:
         pool.held += need
         self.order += 1
         sequence.order = self.order
-        sequence.stage = Stage.PREFILLING
+        sequence.stage = PREFILLING
         self.partial.append(sequence)
         self._schedule(sequence, tokens)
         return True
@@ -301,7 +324,7 @@ class Batch:
         if not sequence.order:
             return 0  # preempted for an older prompt of this step
         tokens = min(sequence.todo - sequence.computed, left)
-        if not (self.rules.reserve or sequence.hands_off):
+        if not (self.reserves or sequence.hands_off):
             need = -(-(sequence.computed + tokens - sequence.shared) // self.pool.size) - sequence.held
             while not self.has_room(need):
                 victim = self._last()
@@ -327,10 +350,10 @@ class Batch:
         sequence.generated += 1
         if sequence.generated >= sequence.osl:
             self.release(sequence)
-            sequence.stage = Stage.FINISHED
+            sequence.stage = FINISHED
             self.finished.append(sequence)
         elif sequence.hands_off:
-            sequence.stage = Stage.HANDING_OFF  # its blocks stay held until released
+            sequence.stage = HANDING_OFF  # its blocks stay held until released
         else:
             self._start(sequence)
 
@@ -341,12 +364,12 @@ class Batch:
             sequence.order = self.order
         context = sequence.todo + 1
         sequence.finish = self.step + sequence.osl - sequence.generated
-        sequence.stage = Stage.DECODING
+        sequence.stage = DECODING
         heappush(self.running, (sequence.finish, sequence.order, sequence))
         self.batch += 1
         self.context += context
         self.shared += sequence.shared
-        if not self.rules.reserve:
+        if not self.reserves:
             self.pool.held -= sequence.held
             sequence.held = 0
             self.phases[(self.step - context) % self.pool.size] += 1
@@ -357,7 +380,7 @@ class Batch:
             self.settle()
         sequence.generated = sequence.osl - sequence.finish + self.step
         context = sequence.prompt + sequence.generated
-        if not self.rules.reserve:
+        if not self.reserves:
             self.phases[(self.step - context) % self.pool.size] -= 1
         self.batch -= 1
         self.context -= context
@@ -410,7 +433,7 @@ class Batch:
         mine, _ = cache.add(full)
         sequence.taken.extend(mine)
         sequence.shared += len(mine) * size
-        if not self.rules.reserve or sequence.hands_off:
+        if not self.reserves or sequence.hands_off:
             sequence.held -= len(mine)
 
 

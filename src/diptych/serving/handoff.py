@@ -22,6 +22,7 @@ is given back.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -125,35 +126,46 @@ _PULL: _Table = {
     **_COMMON,
 }
 
-_NOTHING: Effects = ()
-_Row = tuple[tuple[State, Effects] | None, ...]
+_TABLES: dict[Ownership, _Table] = {Ownership.PUSH: _PUSH, Ownership.PULL: _PULL}
+_OPEN = State.OPEN
+Carry = Callable[..., Any]
+Moves = tuple[tuple[tuple[State, tuple[Carry, ...]] | None, ...], ...]
 
 
-def _rows(table: _Table) -> tuple[_Row, ...]:
-    """The table as tuples, indexed by state and event: a look-up is two steps."""
-    return tuple(tuple(table.get(state, {}).get(event) for event in Event) for state in State)
+def step(ownership: Ownership, state: State, event: Event) -> tuple[State, Effects] | None:
+    """Where an event leads from a state and what must be done then; None when the state does not expect it."""
+    return _TABLES[ownership].get(state, {}).get(event)
 
 
-ORDERS: dict[Ownership, tuple[_Row, ...]] = {Ownership.PUSH: _rows(_PUSH), Ownership.PULL: _rows(_PULL)}
+def bind(ownership: Ownership, carry: Sequence[Carry]) -> Moves:
+    """The table for a driver that has one function per effect: by state and event, the next state and what to call."""
+    table = _TABLES[ownership]
+    return tuple(tuple(_bound(table.get(state, {}).get(event), carry) for event in Event) for state in State)
+
+
+def _bound(move: tuple[State, Effects] | None, carry: Sequence[Carry]) -> tuple[State, tuple[Carry, ...]] | None:
+    return None if move is None else (move[0], tuple(carry[effect] for effect in move[1]))
 
 
 class Handoff:
-    """One handoff of one sequence from `source` to `target`. `on(event, epoch)` moves it and says what the driver must do."""
+    """One handoff of one sequence from `source` to `target`, fenced by `epoch`.
 
-    __slots__ = ("epoch", "order", "pinned", "room", "sequence", "source", "state", "target")
+    `pinned` is what the source holds for it and `room` what the target does (a batch's `Holding`).
+    """
 
-    def __init__(self, order: tuple[_Row, ...], sequence: Any, source: Any, target: Any, epoch: int) -> None:
-        self.order, self.sequence, self.source, self.target, self.epoch = order, sequence, source, target, epoch
-        self.state = _S.OPEN
-        self.pinned: Any = None  # what the source holds for it
-        self.room: Any = None  # what the target holds for it
+    __slots__ = ("epoch", "pinned", "room", "sequence", "source", "state", "target")
 
-    def on(self, event: Event, epoch: int) -> Effects:
-        """Take an event meant for `epoch`; late or unexpected ones ask for nothing."""
+    def __init__(self, sequence: Any, source: Any, target: Any) -> None:
+        self.sequence, self.source, self.target, self.epoch = sequence, source, target, sequence.epoch
+        self.state = _OPEN
+        self.pinned = self.room = None
+
+    def on(self, ownership: Ownership, event: Event, epoch: int) -> Effects:
+        """Take an event meant for `epoch`; late or unexpected ones ask for nothing, except that room granted late goes back."""
         if epoch != self.epoch:
-            return (_E.FREE_TARGET,) if event is _V.ROOM else _NOTHING
-        step = self.order[self.state][event]
-        if step is None:
-            return _NOTHING
-        self.state = step[0]
-        return step[1]
+            return (_E.FREE_TARGET,) if event is _V.ROOM else ()
+        move = step(ownership, self.state, event)
+        if move is None:
+            return ()
+        self.state = move[0]
+        return move[1]

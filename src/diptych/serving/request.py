@@ -17,6 +17,9 @@ class Stage(IntEnum):
     REFUSED = 5
 
 
+QUEUED = Stage.QUEUED
+
+
 class Sequence:
     """A request as a worker sees it, in tokens.
 
@@ -52,12 +55,12 @@ class Sequence:
         self.taken: list[Any] = []
         self.finish = self.order = 0
         self.hands_off = False  # its prefill ends here and its KV goes elsewhere
-        self.stage = Stage.QUEUED
+        self.stage = QUEUED
 
     def lose(self) -> None:
         """Its KV is gone: prompt and generated tokens must be computed again. A new epoch fences late messages."""
         self.todo = self.prompt + self.generated
         self.computed = self.held = self.shared = self.finish = 0
         self.hands_off = False
-        self.stage = Stage.QUEUED
+        self.stage = QUEUED
         self.epoch += 1

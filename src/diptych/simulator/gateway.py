@@ -7,12 +7,15 @@ from typing import Any
 
 from diptych.design.axes import Role
 from diptych.serving.effects import Effect
-from diptych.serving.handoff import ORDERS, Event, Handoff
+from diptych.serving.handoff import Event, Handoff, bind
 from diptych.serving.request import Stage
-from diptych.simulator.clock import MESSAGE
 from diptych.simulator.request import Request
 
 FIELDS = 13
+HANDING_OFF = Stage.HANDING_OFF  # members looked up once: a class attribute of an enum is slow to reach
+ROUTED, PRODUCED, ROOM, ARRIVED, ACKNOWLEDGED = (
+    Event.ROUTED, Event.PRODUCED, Event.ROOM, Event.ARRIVED, Event.ACKNOWLEDGED
+)
 
 
 class Gateway:
@@ -21,7 +24,7 @@ class Gateway:
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
         self.clock = cluster.clock
-        self.records = array("q")
+        self.records = []
         carry: list[Any] = [None] * len(Effect)
         carry[Effect.PREFILL] = self._prefill
         carry[Effect.ASK_ROOM] = self._ask_room
@@ -29,8 +32,7 @@ class Gateway:
         carry[Effect.COMMIT] = self._commit
         carry[Effect.ACKNOWLEDGE] = self._acknowledge
         carry[Effect.FREE_SOURCE] = self._free_source
-        self.carry = carry
-        self.order = ORDERS[cluster.boundary.ownership] if cluster.boundary else None
+        self.moves = bind(cluster.boundary.ownership, carry) if cluster.boundary else ()
 
     def arrive(self, request: Request, now: int) -> None:
         cluster = self.cluster
@@ -47,13 +49,17 @@ class Gateway:
         source.load += request.todo
         target.load += request.todo
         request.worker = source
-        handoff = Handoff(self.order, request, source, target, request.epoch)
+        handoff = Handoff(request, source, target)
         request.handoff = handoff
-        self._on(handoff, Event.ROUTED, now)
+        self._on(handoff, ROUTED, now)
 
     def _on(self, handoff: Handoff, event: Event, now: int) -> None:
-        for effect in handoff.on(event, handoff.epoch):
-            self.carry[effect](handoff, now)
+        """Move a handoff and do what it asks for."""
+        move = self.moves[handoff.state][event]
+        if move is not None:
+            handoff.state = move[0]
+            for carry in move[1]:
+                carry(handoff, now)
 
     def _prefill(self, handoff: Handoff, now: int) -> None:
         source = handoff.source
@@ -65,7 +71,7 @@ class Gateway:
         if target.asking or not self._reserve(handoff, now):
             target.asking.append(handoff)
         else:
-            self._on(handoff, Event.ROOM, now)
+            self._on(handoff, ROOM, now)
 
     def _reserve(self, handoff: Handoff, now: int) -> bool:
         target = handoff.target
@@ -79,17 +85,13 @@ class Gateway:
         return room is not None
 
     def _start_transfer(self, handoff: Handoff, now: int) -> None:
-        source, target = handoff.source, handoff.target
-        tokens = handoff.sequence.todo
-        fixed = self.cluster.crossing.fixed[tokens]
-        self.clock.at(now + fixed, MESSAGE, self._flow, handoff)
-
-    def _flow(self, now: int, handoff: Handoff) -> None:
         cluster = self.cluster
-        cluster.network.send(cluster.route(handoff.source, handoff.target), cluster.crossing.bytes[handoff.sequence.todo], handoff, now)
+        tokens = handoff.sequence.todo
+        crossing = cluster.crossing
+        cluster.network.send(cluster.route(handoff.source, handoff.target), crossing.bytes[tokens], handoff, now, crossing.fixed[tokens])
 
     def arrived(self, handoff: Handoff, now: int) -> None:
-        self._on(handoff, Event.ARRIVED, now)
+        self._on(handoff, ARRIVED, now)
 
     def _commit(self, handoff: Handoff, now: int) -> None:
         request, target = handoff.sequence, handoff.target
@@ -100,7 +102,7 @@ class Gateway:
         target.poke(now)
 
     def _acknowledge(self, handoff: Handoff, now: int) -> None:
-        self._on(handoff, Event.ACKNOWLEDGED, now)
+        self._on(handoff, ACKNOWLEDGED, now)
 
     def _free_source(self, handoff: Handoff, now: int) -> None:
         source = handoff.source
@@ -114,11 +116,11 @@ class Gateway:
         for request in batch.prefilled:
             if request.first < 0:
                 request.first = now
-            if request.stage is Stage.HANDING_OFF:
+            if request.stage is HANDING_OFF:
                 handoff = request.handoff
                 handoff.pinned = batch.detach(request)
                 worker.load -= request.todo
-                self._on(handoff, Event.PRODUCED, now)
+                self._on(handoff, PRODUCED, now)
         for request in batch.finished:
             worker.load -= request.prompt
             self._record(request, now)
@@ -127,7 +129,7 @@ class Gateway:
             if not self._reserve(handoff, now):
                 break
             worker.asking.popleft()
-            self._on(handoff, Event.ROOM, now)
+            self._on(handoff, ROOM, now)
 
     def _record(self, r: Request, now: int) -> None:
-        self.records.extend((r.id, r.arrival, r.started, r.first, r.moved, r.decoding, now, r.prompt, r.osl, r.retries, 0, 0, 0))
+        self.records.append((r.id, r.started, r.first, r.moved, r.decoding, now, r.retries))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from typing import Any
 
-from diptych.simulator.clock import FLOW, PS, Clock
+from diptych.simulator.clock import FLOW, MESSAGE, PS, Clock
 
 
 class Port:
@@ -43,6 +43,13 @@ class Route:
         self.rate = self.served = self.since = self.version = self.moved = 0
         self.transfers: list[tuple[int, int, Any]] = []  # heap of (served at its end, number, about)
 
+    def busy_ports(self) -> bool:
+        """Whether another route passes one of its ports."""
+        for port in self.ports:  # noqa: SIM110 - a generator would cost more than all of it
+            if port.active:
+                return True
+        return False
+
 
 class Network:
     """All ports and routes. `arrived(about, now)` is called when a transfer's last byte is there."""
@@ -58,19 +65,70 @@ class Network:
         route = self.routes[source, target] = Route(FLOW + len(self.routes), ports, limit)
         return route
 
-    def send(self, route: Route, size: int, about: Any, now: int) -> None:
-        """Put `size` bytes on the route."""
+    def send(self, route: Route, size: int, about: Any, now: int, fixed: int = 0) -> None:
+        """Put `size` bytes on the route `fixed` ps from now.
+
+        When nothing else is on its ports the wait needs no event of its own: the route is promised from then on.
+        """
+        start = now + fixed
+        if route.transfers or route.busy_ports():
+            if fixed:
+                self.clock.at(start, MESSAGE, self._send, (route, size, about))
+            else:
+                self._put(route, size, about, now)
+            return
+        self.count += 1
+        target = route.served + size * PS
+        route.transfers.append((target, self.count, about))
+        route.moved += size
+        rate = route.limit
+        for port in route.ports:
+            port.active[route.rank] = route
+            if port.capacity < rate:
+                rate = port.capacity
+        route.since, route.rate = start, rate
+        route.version = version = route.version + 1
+        if rate:
+            heappush(self.clock.heap, (start - (-size * PS // rate), route.rank, version, self._end, (route, version)))
+
+    def _send(self, now: int, about: tuple[Route, int, Any]) -> None:
+        self._put(*about, now)
+
+    def _put(self, route: Route, size: int, about: Any, now: int) -> None:
+        """Bytes enter a route whose ports may be shared."""
+        for port in route.ports:
+            for other in tuple(port.active.values()):
+                if other.since > now:
+                    self._unpromise(other)
         self._advance(route, now)
         self.count += 1
-        heappush(route.transfers, (route.served + max(size, 1) * PS, self.count, about))
+        heappush(route.transfers, (route.served + size * PS, self.count, about))
         route.moved += size
-        if len(route.transfers) == 1:
-            for port in route.ports:
-                port.active[route.rank] = route
+        for port in route.ports:
+            port.active[route.rank] = route
         self._share(route, now)
+
+    def _unpromise(self, route: Route) -> None:
+        """Another transfer starts before a promised one: that one enters by an event like any other."""
+        ((target, _, about),) = route.transfers
+        size = (target - route.served) // PS
+        self.clock.at(route.since, MESSAGE, self._send, (route, size, about))
+        self._clear(route)
+        route.moved -= size
+        route.since = 0
+
+    def _clear(self, route: Route) -> None:
+        route.transfers.clear()
+        route.version += 1
+        route.rate = 0
+        for port in route.ports:
+            del port.active[route.rank]
 
     def stop(self, route: Route, about: Any, now: int) -> None:
         """Take a transfer off the route before its end."""
+        if route.since > now:
+            self._unpromise(route)
+            return
         self._advance(route, now)
         kept = [entry for entry in route.transfers if entry[2] is not about]
         if len(kept) == len(route.transfers):
@@ -93,14 +151,12 @@ class Network:
         if route.transfers:
             self._share(route, now)
             return
-        route.version += 1
-        route.rate = 0
-        neighbours: dict[int, Route] = {}
+        self._clear(route)
         for port in route.ports:
-            del port.active[route.rank]
-            neighbours.update(port.active)
-        if neighbours:
-            self._fill(self._component(neighbours), now)
+            if port.active:
+                neighbours = {rank: other for port in route.ports for rank, other in port.active.items()}
+                self._fill(self._component(neighbours), now)
+                return
 
     def _share(self, route: Route, now: int) -> None:
         """Rates after a change on one route; when no other one meets it, the narrowest port decides."""
@@ -163,9 +219,12 @@ class Network:
         if version != route.version:
             return
         self._advance(route, now)
-        ended = []
-        while route.transfers and route.transfers[0][0] <= route.served:
-            ended.append(heappop(route.transfers)[2])
+        transfers = route.transfers
+        ended = heappop(transfers)[2]
+        more = []
+        while transfers and transfers[0][0] <= route.served:
+            more.append(heappop(transfers)[2])
         self._left(route, now)
-        for transfer in ended:
+        self.arrived(ended, now)
+        for transfer in more:
             self.arrived(transfer, now)

@@ -14,9 +14,11 @@ from math import isqrt
 from typing import Any
 
 from diptych.serving.batching import Batch
+from diptych.serving.request import Stage
 from diptych.simulator.clock import BOUNDARY, Clock
 from diptych.simulator.tables import StepTable
 
+DECODING = Stage.DECODING
 Done = Callable[["VirtualWorker", int], None]
 
 
@@ -92,7 +94,9 @@ class VirtualWorker:
         count = steps_until(now - self.start, self.first, self.difference)
         if count < self.stretch:
             self.stretch = count
-            self._schedule(self.start + count * self.first + self.difference * (count * (count - 1) >> 1))
+            end = self.start + count * self.first + self.difference * (count * (count - 1) >> 1)
+            self.version = version = self.version + 1
+            heappush(self.clock.heap, (end, self.rank, version, self.boundary, version))
 
     def passed(self, now: int) -> int:
         """Steps of the run in progress whose boundary lies before `now`."""
@@ -101,50 +105,54 @@ class VirtualWorker:
     def begin(self, now: int) -> None:
         """Plan the next step, or run of steps, and schedule its end."""
         batch = self.batch
-        batch.plan()
+        ready = tuple(batch.ready) if batch.ready else ()
+        count = batch.plan()
+        for request in ready:
+            if request.decoding < 0 and request.stage == DECODING:
+                request.decoding = now
+        if not count:
+            self.running, self.stretch = False, 0
+            return
         if batch.chunks:
-            self.stretch, self.difference = 1, 0
-            if batch.batch and batch.rules.mixes:
-                took = self.table.mixed_ps(batch.tokens, batch.pairs, batch.batch, batch.context)
-            else:
-                took = self.table.prompt_ps(batch.tokens, batch.pairs)
-            self.first = took
-        elif batch.batch:
-            context = batch.context
-            for beyond, a, c in self.table.decode(batch.batch):
+            took = self._prompts(batch, now)
+        else:
+            context, size = batch.context, batch.batch
+            for beyond, a, c in self.table.decode(size):
                 if context < beyond:
                     break
             self.first = took = a + c * context
-            self.difference = step = c * batch.batch
-            self.stretch = 1
-            if self.skip:
-                count = batch.run()
-                if context + count * batch.batch > beyond:
-                    count = max(1, -(-(beyond - context) // batch.batch))
-                self.stretch = count
+            self.difference = step = c * size
+            if not self.skip:
+                count = 1
+            elif count > 1:
+                if context + count * size > beyond:
+                    count = -(-(beyond - context) // size)
                 took = count * took + step * (count * (count - 1) >> 1)
-        else:
-            self.running = False
-            self.stretch = 0
-            return
+        self.stretch = count
         self.running = True
         self.start = now
-        self._schedule(now + took)
+        self.version = version = self.version + 1
+        heappush(self.clock.heap, (now + took, self.rank, version, self.boundary, version))
 
-    def _schedule(self, end: int) -> None:
-        self.version += 1
-        heappush(self.clock.heap, (end, self.rank, self.version, self.boundary, self.version))
+    def _prompts(self, batch: Batch, now: int) -> int:
+        """Duration of a step with prompts in it."""
+        for request, _ in batch.chunks:
+            if request.started < 0:
+                request.started = now
+        if batch.batch and batch.rules.mixes:
+            return self.table.mixed_ps(batch.tokens, batch.pairs, batch.batch, batch.context)
+        return self.table.prompt_ps(batch.tokens, batch.pairs)
 
     def boundary(self, now: int, version: int) -> None:
-        """The run in progress ends."""
+        """The run in progress ends, unless it was cut."""
         if version != self.version:
             return
         self.busy += now - self.start
         self.steps += self.stretch
-        batch = self.batch
-        batch.complete(self.stretch)
-        self.running = False
-        if batch.prefilled or batch.finished:
+        changed = self.batch.complete(self.stretch)
+        self.running, self.stretch = False, 0
+        if changed:
             self.done(self, now)
-        if self.up and not self.running:
-            self.begin(now)
+            if self.running or not self.up:
+                return
+        self.begin(now)
