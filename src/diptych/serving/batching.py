@@ -22,7 +22,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from diptych.serving.blocks import BlockPool
-from diptych.serving.request import Sequence, Stage
+from diptych.serving.request import NO_BLOCKS, Sequence, Stage
 
 QUEUED, PREFILLING, HANDING_OFF, DECODING, FINISHED = (
     Stage.QUEUED, Stage.PREFILLING, Stage.HANDING_OFF, Stage.DECODING, Stage.FINISHED
@@ -31,7 +31,6 @@ QUEUED, PREFILLING, HANDING_OFF, DECODING, FINISHED = (
 Holding = tuple[int, list[Any]]
 """Blocks held alone, and the hashes of those shared."""
 
-_NONE: list[Any] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +106,15 @@ class Batch:
         self.waiting.insert(place, sequence)
 
     def reserve(self, sequence: Sequence, steps: int = 0) -> Holding | None:
-        """Hold the blocks that a sequence handed over will need; None when they are not free `steps` into the run.
+        """Hold the blocks that a sequence handed over needs for its first step; None when they are not free `steps` from now.
 
         Prefix blocks that are here already are shared, not reserved again. A preempted sequence that waits for blocks goes first.
         """
         if self.waiting and self.waiting[0].generated:
             return None
         pool = self.pool
-        tokens = sequence.todo + (sequence.osl - sequence.generated if self.reserves else 0)
-        taken = self._take(sequence.blocks, tokens // pool.size) if sequence.blocks and pool.cache is not None else _NONE
+        tokens = sequence.todo + (sequence.osl - sequence.generated if self.reserves else 1)
+        taken = self._take(sequence.blocks, sequence.todo // pool.size) if sequence.blocks and pool.cache is not None else NO_BLOCKS
         need = -(-tokens // pool.size) - len(taken)
         if not self.has_room(need, steps):
             self.free((0, taken))
@@ -137,7 +136,7 @@ class Batch:
         """What a sequence holds here, from now on held in its handoff's name until `free`."""
         holding = sequence.held, sequence.taken
         sequence.held = sequence.shared = 0
-        sequence.taken = []
+        sequence.taken = NO_BLOCKS
         return holding
 
     def free(self, holding: Holding) -> None:
@@ -213,20 +212,19 @@ class Batch:
         Returns for how many steps it stays as it is unless somebody comes: until a sequence finishes or the batch outgrows its
         blocks, 1 when it holds prompts, 0 when nothing can run.
         """
-        self.tokens = self.pairs = 0
         if self.ready:
             self._start_ready()
-        preempted = False
-        if self.batch and not self.has_room(0):
-            preempted = self._make_room()
-        if self.partial or (self.waiting and not preempted):
-            self._prompts(preempted)
-            if self.chunks:
-                return 1
-        if not self.batch:
+        if (self.waiting or self.partial) and self._prompts():
+            return 1
+        size = self.batch
+        if not size:
             return 0
         steps = self.running[0][0] - self.step
-        return steps if self.has_room(0, steps - 1) else self._until_full(steps)
+        pool = self.pool
+        most = self.context - self.shared + (steps + pool.size - 2) * size
+        if self.reserves or most <= (pool.capacity - pool.held) * pool.size:
+            return steps
+        return self._until_full()
 
     def complete(self, steps: int) -> bool:
         """`steps` steps as planned are done; whether that was the last one for anybody in `prefilled` and `finished`."""
@@ -258,66 +256,87 @@ class Batch:
 
     def _start_ready(self) -> None:
         """Into the batch with those whose KV is here, as far as there are slots."""
-        while self.ready and self.batch + len(self.partial) < self.rules.sequences:
-            self._start(self.ready.popleft())
+        ready, slots = self.ready, self.rules.sequences - self.batch - len(self.partial)
+        while ready and slots > 0:
+            self._start(ready.popleft())
+            slots -= 1
 
     def _make_room(self) -> bool:
-        """Preempt until the decodes find blocks for their next token."""
+        """Preempt until the decodes find blocks for their next token; whether anybody had to go."""
+        preempted = False
         while self.batch and not self.has_room(0):
             self._preempt(self._last())
-        return True
+            preempted = True
+        return preempted
 
-    def _until_full(self, steps: int) -> int:
-        """The most steps, below `steps`, for which blocks suffice. They never come free along a run."""
-        low, high = 1, steps
+    def _until_full(self) -> int:
+        """The most steps until a sequence finishes for which blocks suffice. They never come free along a run."""
+        self._make_room()
+        if not self.batch:
+            return 0
+        low, high = 1, self.running[0][0] - self.step
+        if self.has_room(0, high - 1):
+            return high
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.has_room(0, middle - 1) else (low, middle)
         return low
 
-    def _prompts(self, preempted: bool) -> None:
-        """Chunks of prompts begun, then of waiting ones while budget, slots and blocks last."""
+    def _prompts(self) -> bool:
+        """Chunks of prompts begun, then of waiting ones while budget, slots and blocks last; whether there are any."""
         rules, waiting, partial = self.rules, self.waiting, self.partial
+        self.tokens = self.pairs = 0
+        preempted = self.batch > 0 and self._make_room()
         left = rules.budget - (self.batch if rules.mixes else 0)
-        for sequence in tuple(partial):
-            if left <= 0:
-                return
-            left -= self._chunk(sequence, left)
-        while waiting and not preempted and left > 0 and self.batch + len(partial) < rules.sequences:
-            sequence = waiting[0]
-            if not rules.chunks and sequence.todo > left and self.chunks:
-                return
-            if not self._admit(sequence, left):
-                return
-            waiting.popleft()
-            left -= self.chunks[-1][1]
+        if partial:
+            for sequence in tuple(partial):
+                if left > 0:
+                    left -= self._chunk(sequence, left)
+        if not preempted:
+            slots = rules.sequences - self.batch - len(partial)
+            while waiting and left > 0 and slots > 0:
+                tokens = self._admit(waiting[0], left)
+                if not tokens:
+                    break
+                waiting.popleft()
+                left -= tokens
+                slots -= 1
+        return bool(self.chunks)
 
-    def _admit(self, sequence: Sequence, left: int) -> bool:
-        """Give a waiting sequence the blocks of its first chunk, or of all it will ever need; False when there are too few."""
-        pool, rules = self.pool, self.rules
+    def _admit(self, sequence: Sequence, left: int) -> int:
+        """Give a waiting sequence the blocks of its first chunk, or of all it will ever need. Tokens scheduled, 0 without room."""
+        pool = self.pool
         if sequence.blocks and pool.cache is not None:
             self._reuse(sequence)
         tokens = sequence.todo - sequence.computed
-        if tokens > left and rules.chunks:
-            tokens = left
+        if tokens > left:
+            if self.rules.chunks:
+                tokens = left
+            elif self.chunks:
+                return self._not_now(sequence)
         if sequence.hands_off:
             kept = sequence.todo  # a source is whole or not begun, or two half sources could wait for each other
         else:
             kept = sequence.todo + sequence.osl - sequence.generated if self.reserves else sequence.computed + tokens
         need = -(-(kept - sequence.shared) // pool.size)
-        if not self.has_room(need):
-            if sequence.taken:
-                self.release(sequence)
-                sequence.computed = 0
-            return False
+        if pool.held + need > pool.capacity or (self.batch and not self.has_room(need)):
+            return self._not_now(sequence)
         sequence.held = need
         pool.held += need
-        self.order += 1
-        sequence.order = self.order
+        self.order = sequence.order = self.order + 1
         sequence.stage = PREFILLING
         self.partial.append(sequence)
-        self._schedule(sequence, tokens)
-        return True
+        self.chunks.append((sequence, tokens))
+        self.tokens += tokens
+        self.pairs += tokens * (2 * sequence.computed + tokens)  # twice the pairs of n(past + n/2)
+        return tokens
+
+    def _not_now(self, sequence: Sequence) -> int:
+        """It stays where it was, and so do the cached blocks it looked at."""
+        if sequence.taken:
+            self.release(sequence)
+            sequence.computed = 0
+        return 0
 
     def _chunk(self, sequence: Sequence, left: int) -> int:
         """The next chunk of a prompt begun; others, or itself, are preempted when its blocks are not free. Tokens scheduled."""
@@ -333,14 +352,10 @@ class Batch:
                     return 0
             sequence.held += need
             self.pool.held += need
-        self._schedule(sequence, tokens)
-        return tokens
-
-    def _schedule(self, sequence: Sequence, tokens: int) -> None:
-        past = sequence.computed
         self.chunks.append((sequence, tokens))
         self.tokens += tokens
-        self.pairs += tokens * (2 * past + tokens)  # twice the pairs of n(p + n/2)
+        self.pairs += tokens * (2 * sequence.computed + tokens)
+        return tokens
 
     def _prefilled(self, sequence: Sequence) -> None:
         """A prompt is complete: its first token (or the next one, after a loss) is out."""
@@ -360,28 +375,30 @@ class Batch:
     def _start(self, sequence: Sequence) -> None:
         """Into the decode batch: its blocks are counted by phase from now on."""
         if not sequence.order:
-            self.order += 1
-            sequence.order = self.order
+            self.order = sequence.order = self.order + 1
         context = sequence.todo + 1
-        sequence.finish = self.step + sequence.osl - sequence.generated
+        step = self.step
+        sequence.finish = finish = step + sequence.osl - sequence.generated
         sequence.stage = DECODING
-        heappush(self.running, (sequence.finish, sequence.order, sequence))
+        heappush(self.running, (finish, sequence.order, sequence))
         self.batch += 1
         self.context += context
         self.shared += sequence.shared
         if not self.reserves:
-            self.pool.held -= sequence.held
+            pool = self.pool
+            pool.held -= sequence.held
             sequence.held = 0
-            self.phases[(self.step - context) % self.pool.size] += 1
+            self.phases[(step - context) % pool.size] += 1
 
     def _leave(self, sequence: Sequence) -> None:
         """Out of the decode batch (and already out of its heap): how far it got, its blocks free."""
-        if self.pool.cache is not None:
+        pool, step = self.pool, self.step
+        if pool.cache is not None:
             self.settle()
-        sequence.generated = sequence.osl - sequence.finish + self.step
-        context = sequence.prompt + sequence.generated
+        sequence.generated = generated = sequence.osl - sequence.finish + step
+        context = sequence.prompt + generated
         if not self.reserves:
-            self.phases[(self.step - context) % self.pool.size] -= 1
+            self.phases[(step - context) % pool.size] -= 1
         self.batch -= 1
         self.context -= context
         self.shared -= sequence.shared
@@ -431,7 +448,7 @@ class Batch:
         assert cache is not None
         full = sequence.blocks[len(sequence.taken) : min(len(sequence.blocks), sequence.todo // size)]
         mine, _ = cache.add(full)
-        sequence.taken.extend(mine)
+        sequence.taken = [*sequence.taken, *mine]
         sequence.shared += len(mine) * size
         if not self.reserves or sequence.hands_off:
             sequence.held -= len(mine)

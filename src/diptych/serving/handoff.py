@@ -22,11 +22,12 @@ is given back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
 from diptych.design.boundary import Ownership
+from diptych.serving import request
 from diptych.serving.effects import Effect
 
 Effects = tuple[Effect, ...]
@@ -137,27 +138,45 @@ def step(ownership: Ownership, state: State, event: Event) -> tuple[State, Effec
     return _TABLES[ownership].get(state, {}).get(event)
 
 
-def bind(ownership: Ownership, carry: Sequence[Carry]) -> Moves:
-    """The table for a driver that has one function per effect: by state and event, the next state and what to call."""
-    table = _TABLES[ownership]
-    return tuple(tuple(_bound(table.get(state, {}).get(event), carry) for event in Event) for state in State)
+def bind(ownership: Ownership, carry: Sequence[Carry], at_once: Mapping[Effect, Event]) -> Moves:
+    """The table for a driver with one function per effect: by state and event, the next state and what to call.
+
+    `at_once` names effects that the driver answers with an event in the same instant (an acknowledgement that takes no time):
+    the two moves become one.
+    """
+    return tuple(
+        tuple(_bound(ownership, step(ownership, state, event), carry, at_once) for event in Event) for state in State
+    )
 
 
-def _bound(move: tuple[State, Effects] | None, carry: Sequence[Carry]) -> tuple[State, tuple[Carry, ...]] | None:
-    return None if move is None else (move[0], tuple(carry[effect] for effect in move[1]))
+def _bound(
+    ownership: Ownership, move: tuple[State, Effects] | None, carry: Sequence[Carry], at_once: Mapping[Effect, Event]
+) -> tuple[State, tuple[Carry, ...]] | None:
+    if move is None:
+        return None
+    state, effects = move
+    if effects and effects[-1] in at_once:
+        then = step(ownership, state, at_once[effects[-1]])
+        assert then is not None, f"{effects[-1]!r} is not answered in {state!r}"
+        state, effects = then[0], effects[:-1] + then[1]
+    return state, tuple(carry[effect] for effect in effects)
 
 
-class Handoff:
-    """One handoff of one sequence from `source` to `target`, fenced by `epoch`.
+class Portable(request.Sequence):
+    """A sequence whose KV can change hands: its handoff from `source` to `target`, fenced by its epoch.
 
     `pinned` is what the source holds for it and `room` what the target does (a batch's `Holding`).
     """
 
-    __slots__ = ("epoch", "pinned", "room", "sequence", "source", "state", "target")
+    __slots__ = ("pinned", "room", "source", "state", "target")
 
-    def __init__(self, sequence: Any, source: Any, target: Any) -> None:
-        self.sequence, self.source, self.target, self.epoch = sequence, source, target, sequence.epoch
-        self.state = _OPEN
+    def __init__(self, id: int, prompt: int, osl: int, blocks: tuple[Any, ...] = ()) -> None:
+        super().__init__(id, prompt, osl, blocks)
+        self.hand()
+
+    def hand(self, source: Any = None, target: Any = None) -> None:
+        """A new handoff begins."""
+        self.source, self.target, self.state = source, target, _OPEN
         self.pinned = self.room = None
 
     def on(self, ownership: Ownership, event: Event, epoch: int) -> Effects:

@@ -18,6 +18,7 @@ class Stage(IntEnum):
 
 
 QUEUED = Stage.QUEUED
+NO_BLOCKS: list[Any] = []  # never changed in place
 
 
 class Sequence:
@@ -51,9 +52,8 @@ class Sequence:
         self.prompt = self.todo = prompt
         self.osl = osl
         self.blocks = blocks  # hashes of the prompt's full blocks, () when unknown
-        self.computed = self.generated = self.held = self.shared = self.epoch = 0
-        self.taken: list[Any] = []
-        self.finish = self.order = 0
+        self.computed = self.generated = self.held = self.shared = self.epoch = self.finish = self.order = 0
+        self.taken: list[Any] = NO_BLOCKS
         self.hands_off = False  # its prefill ends here and its KV goes elsewhere
         self.stage = QUEUED
 

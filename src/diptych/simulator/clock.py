@@ -1,21 +1,20 @@
 """Virtual time: integer picoseconds, so that sums are exact and order never hangs on a rounding.
 
-2⁶³ ps are 106 days; Python's integers go on beyond. A heap entry is (time, rank, version, handler): what happens first at one
-instant is data. Ranks order the kinds: faults, then what comes from outside and over links, then workers' step boundaries, last
-whoever only looks. A worker hears of another's step boundary at least 1 ps later, so no order among workers is ever visible.
+A heap entry is (time, rank, number, target): what happens first at one instant is data. Ranks order the kinds: faults, then what
+comes from outside and over links, then workers' step boundaries, last whoever only looks. A worker hears of another's step
+boundary at least 1 ps later, so no order among workers is ever visible.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappush
-from typing import Any
+from heapq import heappop, heappush
+from typing import Any, Protocol
 
 PS = 10**12  # per second
 NEVER = 1 << 120
 
 FAULT, ARRIVAL, MESSAGE, FLOW, BOUNDARY, LOOK = (kind << 40 for kind in range(6))
-Handler = Callable[[int, Any], None]
 
 
 def ps(seconds: float) -> int:
@@ -23,17 +22,51 @@ def ps(seconds: float) -> int:
     return round(seconds * PS)
 
 
-class Clock:
-    """The events to come, and the time of the one being handled."""
+class Target(Protocol):
+    """Something that events happen to. `number` is what it was scheduled with; a newer one makes it stale."""
 
-    __slots__ = ("count", "heap", "now")
+    def fire(self, now: int, number: int) -> None: ...
+
+
+class Call:
+    """An event that calls a function."""
+
+    __slots__ = ("about", "function")
+
+    def __init__(self, function: Callable[[int, Any], None], about: Any) -> None:
+        self.function, self.about = function, about
+
+    def fire(self, now: int, number: int) -> None:
+        """Call it."""
+        self.function(now, self.about)
+
+
+class _End:
+    """Keeps the heap from running empty."""
+
+    __slots__ = ()
+
+    def fire(self, now: int, number: int) -> None:
+        raise AssertionError("time has no end")
+
+
+class Clock:
+    """The events to come."""
+
+    __slots__ = ("count", "heap")
 
     def __init__(self) -> None:
-        self.heap: list[tuple[int, int, int, Handler, Any]] = []
-        self.now = 0
+        self.heap: list[tuple[int, int, int, Target]] = [(NEVER, 0, 0, _End())]
         self.count = 0
 
-    def at(self, time: int, rank: int, handler: Handler, about: Any = None) -> None:
-        """Call `handler(time, about)` at `time`; equal times and ranks in order of calling."""
+    def at(self, time: int, rank: int, function: Callable[[int, Any], None], about: Any = None) -> None:
+        """Call `function(time, about)` at `time`; equal times and ranks in order of calling."""
         self.count += 1
-        heappush(self.heap, (time, rank, self.count, handler, about))
+        heappush(self.heap, (time, rank, self.count, Call(function, about)))
+
+    def run_before(self, time: int) -> None:
+        """Let everything before `time` happen."""
+        heap = self.heap
+        while heap[0][0] < time:
+            now, _, number, target = heappop(heap)
+            target.fire(now, number)

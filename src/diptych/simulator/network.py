@@ -31,24 +31,34 @@ class Port:
 
 
 class Route:
-    """Transfers from one worker to another, none faster than `limit` bytes/s.
+    """Transfers from one worker to another over a port out and a port in, none faster than `limit` bytes/s.
 
     `rate` is bytes/s of each; `served` bytes·10¹² that each got since the start; `moved` all bytes put on the route.
     """
 
-    __slots__ = ("limit", "moved", "ports", "rank", "rate", "served", "since", "transfers", "version")
+    __slots__ = ("into", "limit", "moved", "network", "number", "out", "ports", "rank", "rate", "served", "since", "transfers")
 
-    def __init__(self, rank: int, ports: tuple[Port, ...], limit: int) -> None:
-        self.rank, self.ports, self.limit = rank, ports, limit
-        self.rate = self.served = self.since = self.version = self.moved = 0
-        self.transfers: list[tuple[int, int, Any]] = []  # heap of (served at its end, number, about)
+    def __init__(self, network: Network, rank: int, out: Port, into: Port, limit: int) -> None:
+        self.network, self.rank, self.out, self.into, self.limit = network, rank, out, into, limit
+        self.ports = (out, into)
+        self.rate = self.served = self.since = self.number = self.moved = 0
+        self.transfers: list[tuple[int, int, Any]] = []  # heap of (served at its end, count, about)
 
-    def busy_ports(self) -> bool:
-        """Whether another route passes one of its ports."""
-        for port in self.ports:  # noqa: SIM110 - a generator would cost more than all of it
-            if port.active:
-                return True
-        return False
+    def fire(self, now: int, number: int) -> None:
+        """A transfer's last byte is there."""
+        if number != self.number:
+            return
+        transfers, network = self.transfers, self.network
+        self.served += self.rate * (now - self.since)
+        self.since = now
+        ended = heappop(transfers)[2]
+        more = []
+        while transfers and transfers[0][0] <= self.served:
+            more.append(heappop(transfers)[2])
+        network.left(self, now)
+        network.arrived(ended, now)
+        for transfer in more:
+            network.arrived(transfer, now)
 
 
 class Network:
@@ -58,38 +68,35 @@ class Network:
 
     def __init__(self, clock: Clock, arrived: Callable[[Any, int], None]) -> None:
         self.clock, self.arrived, self.count = clock, arrived, 0
-        self.routes: dict[tuple[int, int], Route] = {}
+        self.routes: list[Route] = []
 
-    def route(self, source: int, target: int, ports: tuple[Port, ...], limit: int) -> Route:
-        """A new route between two workers."""
-        route = self.routes[source, target] = Route(FLOW + len(self.routes), ports, limit)
+    def route(self, out: Port, into: Port, limit: int) -> Route:
+        """A new route between two ports."""
+        route = Route(self, FLOW + len(self.routes), out, into, limit)
+        self.routes.append(route)
         return route
 
-    def send(self, route: Route, size: int, about: Any, now: int, fixed: int = 0) -> None:
+    def send(self, route: Route, size: int, fixed: int, about: Any, now: int) -> None:
         """Put `size` bytes on the route `fixed` ps from now.
 
         When nothing else is on its ports the wait needs no event of its own: the route is promised from then on.
         """
-        start = now + fixed
-        if route.transfers or route.busy_ports():
+        out, into = route.out, route.into
+        if out.active or into.active:
             if fixed:
-                self.clock.at(start, MESSAGE, self._send, (route, size, about))
+                self.clock.at(now + fixed, MESSAGE, self._send, (route, size, about))
             else:
                 self._put(route, size, about, now)
             return
         self.count += 1
-        target = route.served + size * PS
-        route.transfers.append((target, self.count, about))
+        route.transfers.append((route.served + size * PS, self.count, about))
         route.moved += size
-        rate = route.limit
-        for port in route.ports:
-            port.active[route.rank] = route
-            if port.capacity < rate:
-                rate = port.capacity
-        route.since, route.rate = start, rate
-        route.version = version = route.version + 1
+        out.active[route.rank] = into.active[route.rank] = route
+        route.since = start = now + fixed
+        route.rate = rate = min(route.limit, out.capacity, into.capacity)
+        route.number = number = route.number + 1
         if rate:
-            heappush(self.clock.heap, (start - (-size * PS // rate), route.rank, version, self._end, (route, version)))
+            heappush(self.clock.heap, (start - (-size * PS // rate), route.rank, number, route))
 
     def _send(self, now: int, about: tuple[Route, int, Any]) -> None:
         self._put(*about, now)
@@ -104,8 +111,7 @@ class Network:
         self.count += 1
         heappush(route.transfers, (route.served + size * PS, self.count, about))
         route.moved += size
-        for port in route.ports:
-            port.active[route.rank] = route
+        route.out.active[route.rank] = route.into.active[route.rank] = route
         self._share(route, now)
 
     def _unpromise(self, route: Route) -> None:
@@ -119,10 +125,9 @@ class Network:
 
     def _clear(self, route: Route) -> None:
         route.transfers.clear()
-        route.version += 1
+        route.number += 1
         route.rate = 0
-        for port in route.ports:
-            del port.active[route.rank]
+        del route.out.active[route.rank], route.into.active[route.rank]
 
     def stop(self, route: Route, about: Any, now: int) -> None:
         """Take a transfer off the route before its end."""
@@ -138,7 +143,7 @@ class Network:
                 route.moved -= (entry[0] - route.served) // PS
         kept.sort()
         route.transfers = kept
-        self._left(route, now)
+        self.left(route, now)
 
     def changed(self, ports: Iterable[Port], now: int) -> None:
         """Capacities changed: share anew what passes these ports."""
@@ -146,17 +151,15 @@ class Network:
         if routes:
             self._fill(self._component(routes), now)
 
-    def _left(self, route: Route, now: int) -> None:
+    def left(self, route: Route, now: int) -> None:
         """Fewer transfers on the route, maybe none."""
         if route.transfers:
             self._share(route, now)
             return
         self._clear(route)
-        for port in route.ports:
-            if port.active:
-                neighbours = {rank: other for port in route.ports for rank, other in port.active.items()}
-                self._fill(self._component(neighbours), now)
-                return
+        if route.out.active or route.into.active:
+            neighbours = {rank: other for port in route.ports for rank, other in port.active.items()}
+            self._fill(self._component(neighbours), now)
 
     def _share(self, route: Route, now: int) -> None:
         """Rates after a change on one route; when no other one meets it, the narrowest port decides."""
@@ -209,22 +212,7 @@ class Network:
         """A new rate, and the next end that follows from it; none while the route is cut."""
         self._advance(route, now)
         route.rate = rate
-        route.version += 1
+        route.number = number = route.number + 1
         if rate:
             wait = -(-(route.transfers[0][0] - route.served) // rate)
-            heappush(self.clock.heap, (now + max(wait, 0), route.rank, route.version, self._end, (route, route.version)))
-
-    def _end(self, now: int, about: tuple[Route, int]) -> None:
-        route, version = about
-        if version != route.version:
-            return
-        self._advance(route, now)
-        transfers = route.transfers
-        ended = heappop(transfers)[2]
-        more = []
-        while transfers and transfers[0][0] <= route.served:
-            more.append(heappop(transfers)[2])
-        self._left(route, now)
-        self.arrived(ended, now)
-        for transfer in more:
-            self.arrived(transfer, now)
+            heappush(self.clock.heap, (now + max(wait, 0), route.rank, number, route))

@@ -1,8 +1,9 @@
-"""One engine in virtual time: a `Batch` of rules, a `StepTable` of durations, and the next step boundary as an event.
+"""One engine in virtual time: the rules of a `Batch`, the durations of a `StepTable`, the next step boundary as an event.
 
 With `skip` a run of decode steps in which nothing changes is one event: inside it step times are an arithmetic progression with
-first term t₀ = a + c·S and difference d = c·B, so n steps take n·t₀ + d·n(n−1)/2. Whoever arrives within a run cuts it at the
-first boundary not before. Without `skip` every step is an event; both give the same integers.
+first term t₀ = a + c·S and difference d = c·B, so n steps take n·t₀ + d·n(n−1)/2. Whoever comes within a run joins at its first
+boundary not before. When nothing but a joining can happen there, the worker is moved on to that boundary at once: until then
+its state is that of a moment to come (`start` > now). Without `skip` every step is an event; both give the same integers.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from heapq import heappush
 from math import isqrt
 from typing import Any
 
-from diptych.serving.batching import Batch
+from diptych.serving.batching import Batch, BatchRules, Holding
+from diptych.serving.blocks import BlockPool
 from diptych.serving.request import Stage
 from diptych.simulator.clock import BOUNDARY, Clock
+from diptych.simulator.request import Request
 from diptych.simulator.tables import StepTable
 
 DECODING = Stage.DECODING
@@ -39,84 +42,98 @@ def steps_until(gap: int, first: int, difference: int) -> int:
     return count
 
 
-class VirtualWorker:
-    """An engine whose steps take virtual time. `done(worker, now)` is told when a step prefilled or finished somebody."""
+class VirtualWorker(Batch):
+    """An engine whose steps take virtual time. `done(worker, now)` is told when a step was the last one for somebody."""
 
     __slots__ = (
-        "accelerator_seconds",
+        "active",
         "asking",
-        "batch",
         "busy",
-        "clock",
         "difference",
         "done",
+        "early",
         "first",
+        "heap",
         "index",
         "load",
-        "log",
         "member",
+        "number",
         "rank",
-        "role",
-        "running",
         "skip",
         "start",
         "steps",
         "stretch",
         "table",
         "up",
-        "version",
-        "warm",
     )
 
-    def __init__(self, index: int, role: Any, batch: Batch, table: StepTable, clock: Clock, done: Done, skip: bool) -> None:
-        self.index, self.role, self.batch, self.table, self.clock = index, role, batch, table, clock
+    def __init__(
+        self, index: int, member: Any, rules: BatchRules, pool: BlockPool, table: StepTable, clock: Clock, done: Done, skip: bool
+    ) -> None:
+        super().__init__(rules, pool)
+        self.index, self.member, self.table, self.heap = index, member, table, clock.heap
         self.done, self.skip, self.rank = done, skip, BOUNDARY + index
-        self.version = 0
-        self.running = False  # a step is in progress
-        self.start = 0  # when the run in progress began
-        self.stretch = 0  # its steps
-        self.first = self.difference = 0  # its step times
         self.up = True
-        self.load = 0  # requests routed here and not done: what a router sees
-        self.busy = 0  # ps spent in steps
-        self.steps = 0
+        self.number = 0  # of the boundary scheduled last
+        self.active = False  # a boundary is scheduled
+        self.stretch = 0  # steps of the run in progress
+        self.start = 0  # when it began
+        self.early = False  # moved on: the run begins only then, at a boundary to come
+        self.first = self.difference = 0  # its step times
+        self.busy = self.steps = 0  # ps spent in steps, and how many
+        self.load = 0  # prompt tokens routed here and not done: what a router sees
         self.asking: deque[Any] = deque()  # handoffs that wait for blocks here
 
-    def poke(self, now: int) -> None:
-        """Something joined the queue or blocks came free: begin if idle, else end the run at the next boundary."""
-        if not self.running:
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def take(self, request: Request, now: int) -> None:
+        """A request to compute joins the queue."""
+        self.add(request)
+        self.poke(now)
+
+    def receive(self, request: Request, holding: Holding, now: int) -> None:
+        """A request whose KV is here joins the batch at the next boundary."""
+        self.join(request, holding)
+        if not self.active:
             self.begin(now)
-        elif self.stretch > 1:
+        elif not self.chunks:
+            self.move_on(now)
+
+    def poke(self, now: int) -> None:
+        """Something joined the queue or blocks came free: begin if idle, else plan anew at the next boundary."""
+        if not self.active:
+            self.begin(now)
+        elif not self.chunks:
             self.cut(now)
 
-    def cut(self, now: int) -> None:
-        """End the run in progress at its first boundary not before `now`."""
-        count = steps_until(now - self.start, self.first, self.difference)
-        if count < self.stretch:
-            self.stretch = count
-            end = self.start + count * self.first + self.difference * (count * (count - 1) >> 1)
-            self.version = version = self.version + 1
-            heappush(self.clock.heap, (end, self.rank, version, self.boundary, version))
+    def ask(self, request: Request, now: int) -> bool:
+        """Reserve room for a handoff as of the next boundary; whether there was any."""
+        active = self.active
+        room = self.reserve(request, self.stretch if active else 0)
+        if room is None and active:
+            room = self.reserve(request, self.ahead(now))
+            if room is not None and not self.chunks:
+                self.cut(now)
+        request.room = room
+        return room is not None
 
-    def passed(self, now: int) -> int:
-        """Steps of the run in progress whose boundary lies before `now`."""
-        return steps_until(now - self.start, self.first, self.difference) - 1 if self.stretch > 1 else 0
+    def ahead(self, now: int) -> int:
+        """Steps of the run in progress up to its first boundary not before `now`; 0 at that boundary already, or idle."""
+        if not self.active or (self.early and now <= self.start):
+            return 0
+        return min(steps_until(now - self.start, self.first, self.difference), self.stretch)
 
-    def begin(self, now: int) -> None:
-        """Plan the next step, or run of steps, and schedule its end."""
-        batch = self.batch
-        ready = tuple(batch.ready) if batch.ready else ()
-        count = batch.plan()
-        for request in ready:
-            if request.decoding < 0 and request.stage == DECODING:
-                request.decoding = now
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    def begin(self, now: int, early: bool = False) -> None:
+        """Plan the next step, or run of steps, from `now` on, and schedule its end."""
+        count = self._join(now) if self.ready else self.plan()
         if not count:
-            self.running, self.stretch = False, 0
             return
-        if batch.chunks:
-            took = self._prompts(batch, now)
+        if self.chunks:
+            took = self._prompt_ps(now)
         else:
-            context, size = batch.context, batch.batch
+            context, size = self.context, self.batch
             for beyond, a, c in self.table.decode(size):
                 if context < beyond:
                     break
@@ -129,30 +146,73 @@ class VirtualWorker:
                     count = -(-(beyond - context) // size)
                 took = count * took + step * (count * (count - 1) >> 1)
         self.stretch = count
-        self.running = True
         self.start = now
-        self.version = version = self.version + 1
-        heappush(self.clock.heap, (now + took, self.rank, version, self.boundary, version))
+        self.early = early
+        self.active = True
+        self.number = number = self.number + 1
+        heappush(self.heap, (now + took, self.rank, number, self))
 
-    def _prompts(self, batch: Batch, now: int) -> int:
-        """Duration of a step with prompts in it."""
-        for request, _ in batch.chunks:
-            if request.started < 0:
-                request.started = now
-        if batch.batch and batch.rules.mixes:
-            return self.table.mixed_ps(batch.tokens, batch.pairs, batch.batch, batch.context)
-        return self.table.prompt_ps(batch.tokens, batch.pairs)
-
-    def boundary(self, now: int, version: int) -> None:
+    def fire(self, now: int, number: int) -> None:
         """The run in progress ends, unless it was cut."""
-        if version != self.version:
+        if number != self.number:
             return
         self.busy += now - self.start
-        self.steps += self.stretch
-        changed = self.batch.complete(self.stretch)
-        self.running, self.stretch = False, 0
-        if changed:
+        stretch = self.stretch
+        self.steps += stretch
+        self.active = False
+        if self.complete(stretch):
             self.done(self, now)
-            if self.running or not self.up:
+            if self.active or not self.up:
                 return
-        self.begin(now)
+        if self.batch or self.waiting or self.ready or self.partial:
+            self.begin(now)
+
+    def move_on(self, now: int) -> None:
+        """Be at the first boundary not before `now` already, and plan from there, if nothing but a joining can happen then."""
+        start, count = self.start, 0
+        if not self.early or now > start:
+            count = steps_until(now - start, self.first, self.difference)
+            if count >= self.stretch:
+                return  # the run ends there anyway
+        if self.waiting or self.partial or not self.has_room(0, count):
+            self.cut(now)
+            return
+        if count:
+            end = start + count * self.first + self.difference * (count * (count - 1) >> 1)
+            self.busy += end - start
+            self.steps += count
+            self.complete(count)
+            start = end
+        self.begin(start, early=True)
+
+    def cut(self, now: int) -> None:
+        """End the run in progress at its first boundary not before `now`."""
+        count = self.ahead(now)
+        if count >= self.stretch:
+            return
+        start = self.start
+        self.stretch = count
+        self.number = number = self.number + 1
+        end = start + count * self.first + self.difference * (count * (count - 1) >> 1)
+        heappush(self.heap, (end, self.rank, number, self))
+
+    def _join(self, now: int) -> int:
+        """Plan a step that sequences handed over may join."""
+        ready = tuple(self.ready)
+        count = self.plan()
+        for request in ready:
+            if request.decoding < 0 and request.stage == DECODING:
+                request.decoding = now
+        return count
+
+    def _prompt_ps(self, now: int) -> int:
+        """Duration of a step with prompts in it."""
+        for request, _ in self.chunks:
+            if request.started < 0:
+                request.started = now
+        self.first, self.difference = 0, 0
+        if self.batch and self.rules.mixes:
+            self.first = self.table.mixed_ps(self.tokens, self.pairs, self.batch, self.context)
+        else:
+            self.first = self.table.prompt_ps(self.tokens, self.pairs)
+        return self.first
