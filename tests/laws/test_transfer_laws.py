@@ -6,10 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diptych.catalog.accelerator import Accelerator, ScaleUp
 from diptych.catalog.dtype import Dtype
 from diptych.catalog.interconnect import Link, LinkKind
 from diptych.catalog.model import Attention, LayerGroup, Model, StateSpace
-from diptych.design.boundary import Overlap
+from diptych.design.axes import Parallelism, Precision, Worker
+from diptych.design.boundary import Boundary, Codec, Overlap, Ownership, Placement, Representation, Side
+from diptych.perf.handoff import handoff
 from diptych.perf.transfer import (
     break_even_bandwidth,
     exposed_seconds,
@@ -121,3 +124,46 @@ def test_a_busier_link_waits_longer(link: Link, one: float, other: float, size: 
     low, high = (link_load(link, rate, size, cv2) for rate in sorted((one, other)))
     assert low.utilisation <= high.utilisation
     assert low.wait.mean <= high.wait.mean * (1 + 1e-9)
+
+
+CHIPS = st.builds(
+    Accelerator,
+    name=st.just("chip"),
+    vendor=st.just(""),
+    memory_bytes=st.just(80e9),
+    memory_bandwidth=st.floats(1e11, 1e13),
+    peak_flops=st.sampled_from([{}, {Dtype.FP32: 2e13}]),
+    scaleup=st.just(ScaleUp("", 3e11, 8)),
+    pcie_bandwidth=st.sampled_from([0.0, 3e10, 6e10]),
+    nic_bandwidth=st.one_of(st.just(0.0), st.floats(1e6, 1e11)),
+    tdp_w=st.just(400.0),
+)
+BOUNDARIES = st.builds(
+    Boundary,
+    placement=st.just(Placement.DISAGGREGATED),
+    link=LINKS,
+    representation=st.builds(
+        Representation, st.sampled_from(Codec), DTYPES, st.one_of(st.none(), st.sampled_from(Side))
+    ),
+    ownership=st.sampled_from(Ownership),
+    overlap=st.sampled_from(Overlap),
+)
+
+
+@given(models(), CHIPS, CHIPS, BOUNDARIES, DTYPES, DTYPES, TP, TP, st.integers(1, 10**6), st.floats(0, 100))
+def test_a_handoff_is_never_free(
+    model: Model, left: Accelerator, right: Accelerator, boundary: Boundary, made: Dtype, used: Dtype, one: int, other: int,
+    tokens: int, prefill: float,
+) -> None:  # fmt: skip
+    workers = [
+        Worker(model, chip, Precision(Dtype.BF16, Dtype.BF16, kv), Parallelism(tp=tp))
+        for chip, kv, tp in ((left, made, one), (right, used, other))
+    ]
+    cost = handoff(*workers, boundary, tokens, prefill)
+    assert 0 < cost.exposed <= cost.transfer
+    assert cost.delay >= cost.exposed
+    assert cost.delay >= cost.transfer or boundary.overlap is Overlap.LAYERWISE
+    assert cost.source_seconds(1.0) >= 1.0
+    assert cost.transient_peak >= cost.source_bytes + cost.destination_bytes > 0
+    conversions = cost.prefill_conversion + cost.staged_conversion + cost.decode_conversion
+    assert (conversions > 0) == (not made is boundary.representation.wire is used)

@@ -64,3 +64,14 @@ class Accelerator:
     def ridge_point(self) -> float:
         """16-bit FLOP per byte of memory traffic at which compute and bandwidth balance; 0 when unknown."""
         return self.peak_16bit / self.memory_bandwidth if self.memory_bandwidth else 0.0
+
+
+_EIGHT_OR_SIXTEEN_BIT = (Dtype.BF16, Dtype.FP16, Dtype.FP8, Dtype.INT8)
+
+
+def missing_numbers(memory: float, bandwidth: float, peaks: Mapping[Dtype, float]) -> tuple[str, ...]:
+    """The core numbers that an accelerator lacks: without them it is listed but cannot be planned with."""
+    gaps = [name for name, value in (("memory", memory), ("memory bandwidth", bandwidth)) if value <= 0]
+    if not any(peaks.get(dtype) for dtype in _EIGHT_OR_SIXTEEN_BIT):
+        gaps.append("dense 8-bit or 16-bit compute")
+    return tuple(gaps)

@@ -50,5 +50,7 @@ def cheapest(offers: Iterable[Offer]) -> tuple[Offer, ...]:
 
 def book_date(offers: Sequence[Offer]) -> str:
     """The day of the offers, or the span when they are of several days ('?' marks a day that the source does not state)."""
-    dates = sorted({offer.date for offer in offers})
-    return dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}" if dates else ""
+    dates = sorted({offer.date for offer in offers if offer.date}, key=lambda date: date.rstrip("?"))
+    if not dates:
+        return ""
+    return dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"

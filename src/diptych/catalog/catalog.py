@@ -15,6 +15,7 @@ from diptych.catalog.memory import MemoryTier
 from diptych.catalog.model import Model
 from diptych.catalog.names import accelerator_key, fold, index_names, model_keys, stored_dtype
 from diptych.catalog.offer import Offer, PriceBook
+from diptych.catalog.price_csv import load_price_csv
 from diptych.errors import Finding, InvalidCatalog, did_you_mean
 
 T = TypeVar("T")
@@ -65,12 +66,17 @@ class Catalog:
         """
         found = self.find_accelerator(name)
         if found is None:
-            raise _unknown("accelerator", name, [*self.accelerators, *_aliases(self.accelerators)])
+            raise _unknown("accelerator", name, self.accelerator_names)
         return found
+
+    @property
+    def accelerator_names(self) -> list[str]:
+        """Names and aliases, for hints."""
+        return [*self.accelerators, *_aliases(self.accelerators)]
 
     def find_model(self, name: str) -> Model | None:
         """The model of this spelling, or None. A suffix such as -FP8 names the format its weights are stored in."""
-        for key in model_keys(name):
+        for key in (fold(name), *model_keys(name)):
             found = self._model_index.get(key)
             if found:
                 model, stored = self.models[found], stored_dtype(name)
@@ -80,17 +86,19 @@ class Catalog:
     def model(self, name: str | Path) -> Model:
         """The model of this name, or of a local config.json or the directory that holds one.
 
+        As in the Hugging Face libraries, a directory of that name that holds a config.json comes first.
+
         Raises:
             InvalidCatalog: unknown name (the nearest are given), or a config that does not describe a model.
         """
         text = str(name)
-        found = None if isinstance(name, Path) or text.endswith(".json") else self.find_model(text)
-        if found is not None and not text.startswith((".", "/", "~")):
-            return found
-        path = Path(text).expanduser()
-        if path.exists() or isinstance(name, Path) or text.endswith(".json") or text.startswith((".", "/", "~")):
-            return read_hf_config(path)
-        raise _unknown("model", text, [*self.models, *_aliases(self.models)])
+        is_path = isinstance(name, Path) or text.endswith(".json") or text.startswith((".", "/", "~"))
+        if is_path or _holds_config(text):
+            return read_hf_config(_expanded(text))
+        found = self.find_model(text)
+        if found is None:
+            raise _unknown("model", text, [*self.models, *_aliases(self.models)])
+        return found
 
     def link(self, name: str) -> Link:
         """The link of this name."""
@@ -100,9 +108,12 @@ class Catalog:
         """The memory tier of this name."""
         return _lookup("memory tier", name, self.tiers)
 
-    def book(self, name: str) -> PriceBook:
-        """The price book of this name."""
-        return _lookup("price book", name, self.books)
+    def book(self, name: str | Path) -> PriceBook:
+        """The price book of this name, or of a CSV of prices (see `price_csv`)."""
+        text = str(name)
+        if isinstance(name, Path) or text.casefold().endswith(".csv"):
+            return load_price_csv(_expanded(text), self.find_accelerator, self.accelerator_names)
+        return _lookup("price book", text, self.books)
 
     def nic_bandwidth(self, offer: Offer) -> float:
         """Bytes/s per accelerator and direction: the offer's own, or the accelerator's usual one where it says nothing."""
@@ -112,6 +123,21 @@ class Catalog:
     def planable(self) -> tuple[Accelerator, ...]:
         """The accelerators whose core numbers are known."""
         return tuple(accelerator for accelerator in self.accelerators.values() if accelerator.is_complete)
+
+
+def _expanded(text: str) -> Path:
+    """The path with ~ replaced, or as it stands when there is no such user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
+def _holds_config(text: str) -> bool:
+    try:
+        return (Path(text) / "config.json").is_file()
+    except OSError:  # too long for a file name
+        return False
 
 
 def _aliases(entries: Mapping[str, Accelerator] | Mapping[str, Model]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diptych.catalog.config_fields import Fields
 from diptych.catalog.dtype import Dtype
 from diptych.catalog.model import Attention, StateSpace
@@ -9,7 +11,16 @@ from diptych.errors import Finding
 
 Mixer = Attention | StateSpace | None
 
-_SLIDING = {"sliding_attention": "sliding", "chunked_attention": "chunked", "linear_attention": "linear"}
+_LAYER_TYPES = {
+    "full_attention": "full",
+    "attention": "full",
+    "global_attention": "full",
+    "sliding_attention": "sliding",
+    "chunked_attention": "chunked",
+    "linear_attention": "linear",
+    "mamba": "mamba",
+    "mamba2": "mamba",
+}
 _GATED_QUERY = ("qwen3_next", "qwen3_5")  # their q_proj also holds an output gate
 _LLAMA4_GLOBAL_EVERY = 4  # no_rope_layer_interval: every fourth layer attends to all tokens
 
@@ -20,14 +31,24 @@ def mixers(fields: Fields, layers: int) -> list[Mixer]:
         return _compressed(fields, layers)
     kinds = attention_kinds(fields, layers)
     made = {kind: _mixer(fields, kind) for kind in dict.fromkeys(kinds)}
-    return [made[kind] for kind in kinds]
+    found = [made[kind] for kind in kinds]
+    shares = fields.sequence("indexer_types", layers)
+    if shares is None:
+        return found
+    return [_without_index(mixer) if kind == "shared" else mixer for mixer, kind in zip(found, shares, strict=True)]
+
+
+def _without_index(mixer: Mixer) -> Mixer:
+    """A layer that reuses the top-k of an earlier one (GLM-5.2): sparse reads, no index of its own."""
+    return replace(mixer, index_heads=0, index_head_dim=0) if isinstance(mixer, Attention) else mixer
 
 
 def attention_kinds(fields: Fields, layers: int) -> list[str]:
-    """'full', 'sliding', 'chunked' or 'linear' for every layer, from whichever field the family uses."""
-    types = fields.sequence("layer_types", layers)
-    if types is not None:
-        return [_SLIDING.get(str(kind), "full") for kind in types]
+    """'full', 'sliding', 'chunked', 'linear' or 'mamba' for every layer, from whichever field the family uses."""
+    for name in ("layer_types", "layers_block_type"):
+        types = fields.sequence(name, layers)
+        if types is not None:
+            return _named_kinds(fields, name, [str(kind) for kind in types])
     pattern = fields.sequence("hybrid_layer_pattern", layers)  # MiMo: 1 is a window
     if pattern is not None:
         return ["sliding" if flag else "full" for flag in pattern]
@@ -39,6 +60,13 @@ def attention_kinds(fields: Fields, layers: int) -> list[str]:
     if fields.has("attention_chunk_size") and fields.text("model_type").startswith("llama4"):
         return _every(layers, _LLAMA4_GLOBAL_EVERY, "chunked")
     return _window_kinds(fields, layers)
+
+
+def _named_kinds(fields: Fields, name: str, types: list[str]) -> list[str]:
+    unknown = sorted(set(types) - set(_LAYER_TYPES))
+    if unknown:
+        fields.findings.append(Finding(fields.where, f"{name} names {', '.join(unknown)}", ", ".join(_LAYER_TYPES)))
+    return [_LAYER_TYPES.get(kind, "full") for kind in types]
 
 
 def _every(layers: int, interval: int, otherwise: str) -> list[str]:
@@ -64,6 +92,8 @@ def _window_kinds(fields: Fields, layers: int) -> list[str]:
 
 
 def _mixer(fields: Fields, kind: str) -> Mixer:
+    if kind == "mamba":
+        return mamba2(fields)
     if kind == "linear":
         return _kimi_delta(fields) if fields.has("linear_attn_config") else _gated_delta(fields)
     window = None
@@ -71,7 +101,7 @@ def _mixer(fields: Fields, kind: str) -> Mixer:
         window = fields.count("sliding_window", "sliding_window_size")
     elif kind == "chunked":
         window = fields.count("attention_chunk_size")
-    return _latent(fields, window) if fields.has("kv_lora_rank") else _grouped(fields, kind, window)
+    return _latent(fields, window) if fields.has("kv_lora_rank") else grouped(fields, kind, window)
 
 
 def _latent(fields: Fields, window: int | None) -> Attention:
@@ -91,10 +121,11 @@ def _latent(fields: Fields, window: int | None) -> Attention:
         index_topk=fields.count("index_topk") if sparse else None,
         index_head_dim=fields.count("index_head_dim", default=0) if sparse else 0,
         index_heads=fields.count("index_n_heads", default=0) if sparse else 0,
+        gated_output=fields.flag("mla_use_output_gate"),
     )
 
 
-def _grouped(fields: Fields, kind: str, window: int | None) -> Attention:
+def grouped(fields: Fields, kind: str, window: int | None) -> Attention:
     """GQA, MHA or MQA. MiMo and Gemma 4 give windowed and global layers heads of their own."""
     heads = fields.count("num_attention_heads", "n_head", "n_heads")
     kv_heads = fields.count("num_key_value_heads", "num_kv_heads", "n_head_kv", default=_kv_default(fields, heads))
@@ -187,12 +218,13 @@ def _gated_delta(fields: Fields) -> StateSpace:
 
 
 def _kimi_delta(fields: Fields) -> StateSpace:
-    """Kimi Delta Attention: a square matrix per head; gates of rank `head_dim` (Kimi Linear)."""
+    """Kimi Delta Attention: a square matrix per head; the decay gate of rank `head_dim`, the output gate too unless full."""
     config = Fields(fields.mapping("linear_attn_config"), f"{fields.where} linear_attn_config", fields.findings)
     hidden, heads = fields.count("hidden_size"), config.count("num_heads")
     head_dim, kernel = config.count("head_dim"), config.count("short_conv_kernel_size", default=4)
     width = heads * head_dim
-    gates = 2 * (hidden * head_dim + head_dim * width) + hidden * heads
+    low_rank = hidden * head_dim + head_dim * width
+    gates = low_rank + (hidden * width if config.flag("use_full_rank_gate") else low_rank) + hidden * heads
     parameters = 4 * hidden * width + gates + 3 * width * kernel
     return _state(heads * head_dim * head_dim, 3 * width * (kernel - 1), parameters, _state_dtype(fields))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from diptych.catalog.config_fields import Fields
 from diptych.catalog.dtype import Dtype
-from diptych.catalog.hf_attention import Mixer, mamba2, mixers
+from diptych.catalog.hf_attention import Mixer, grouped, mamba2, mixers
 from diptych.catalog.hf_feedforward import Feedforward, experts, feedforwards, is_gated
 from diptych.catalog.model import Attention, LayerGroup, Mlp, Model, StateSpace
 from diptych.catalog.provenance import Provenance
@@ -20,6 +20,15 @@ from diptych.errors import Finding, InvalidCatalog
 
 MAX_CONFIG_BYTES = 4 * 2**20
 MAX_LAYERS = 10_000
+
+_LAYER_COUNT = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_LAYER_LISTS = (
+    "layers_block_type",
+    "layer_types",
+    "hybrid_override_pattern",
+    "block_configs",
+)  # their length counts as well
+_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
 
 _TIED_BY_DEFAULT = ("gemma", "gpt2", "cohere", "opt", "bloom")  # a config.json leaves out what its class defaults to
 
@@ -73,7 +82,7 @@ def model_from_config(
         InvalidCatalog: what is missing or makes no sense, all findings at once.
     """
     fields = Fields(_language_part(config), where)
-    if not fields.has("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+    if not fields.has(*_LAYER_COUNT, *_LAYER_LISTS):
         problem = "no num_hidden_layers: not the config of a language model"
         raise InvalidCatalog(Finding(where, problem, "a Hugging Face config.json of a decoder-only model"))
     layers = _layer_groups(fields)
@@ -108,14 +117,20 @@ def _language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _layer_groups(fields: Fields) -> tuple[LayerGroup, ...]:
-    count = fields.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    listed = next(
+        (len(fields.raw[name]) for name in _LAYER_LISTS if isinstance(fields.raw.get(name), (str, list))), None
+    )
+    count = fields.count(*_LAYER_COUNT, default=listed)
     if count > MAX_LAYERS:
         fields.findings.append(Finding(fields.where, f"{count} layers", f"at most {MAX_LAYERS}"))
         return ()
     if fields.has("block_configs"):
         pairs = _searched_blocks(fields, count)
     elif fields.has("hybrid_override_pattern"):
-        pairs = _pattern_blocks(fields, count)
+        pairs = _pattern_blocks(fields, count, fields.text("hybrid_override_pattern"))
+    elif fields.text("model_type") == "nemotron_h":
+        types = fields.sequence("layers_block_type", count) or []
+        pairs = _pattern_blocks(fields, count, "".join(_LETTERS.get(str(kind), "?") for kind in types))
     else:
         pairs = list(zip(mixers(fields, count), feedforwards(fields, count), strict=True))
     counts: dict[tuple[Mixer, Feedforward], int] = {}
@@ -124,12 +139,11 @@ def _layer_groups(fields: Fields) -> tuple[LayerGroup, ...]:
     return tuple(LayerGroup(number, mixer, mlp) for (mixer, mlp), number in counts.items())
 
 
-def _pattern_blocks(fields: Fields, count: int) -> list[tuple[Mixer, Feedforward]]:
-    """Nemotron-H: one letter per layer, M Mamba-2, * attention, - dense, E experts."""
-    pattern = fields.text("hybrid_override_pattern")
+def _pattern_blocks(fields: Fields, count: int, pattern: str) -> list[tuple[Mixer, Feedforward]]:
+    """Nemotron-H: one letter per layer, M Mamba-2, * attention, - dense, E experts. A layer is a mixer or an MLP, not both."""
     unknown = sorted(set(pattern) - set("M*-E"))
     if len(pattern) != count or unknown:
-        problem = f"hybrid_override_pattern has {len(pattern)} letters for {count} layers" + (
+        problem = f"the layer pattern has {len(pattern)} letters for {count} layers" + (
             f" and unknown ones: {''.join(unknown)}" if unknown else ""
         )
         fields.findings.append(Finding(fields.where, problem, "one of M, *, -, E per layer"))
@@ -144,7 +158,7 @@ def _pattern_block(fields: Fields, letter: str) -> tuple[Mixer, Feedforward]:
     if letter == "M":
         return mamba2(fields), None
     if letter == "*":
-        return mixers(fields, 1)[0], None
+        return grouped(fields, "full", None), None
     return None, experts(fields) if letter == "E" else Mlp(fields.count("intermediate_size"), is_gated(fields))
 
 

@@ -66,7 +66,7 @@ def experts(fields: Fields) -> Experts:
         intermediate=intermediate,
         shared_intermediate=_shared(fields, intermediate),
         gated=is_gated(fields),
-        latent=fields.count("moe_latent_size", default=0, minimum=0),
+        latent=fields.count("moe_latent_size", "routed_expert_hidden_size", default=0, minimum=0),
     )
 
 

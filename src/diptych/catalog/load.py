@@ -11,7 +11,7 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from diptych.catalog.accelerator import Accelerator, ScaleUp
+from diptych.catalog.accelerator import Accelerator, ScaleUp, missing_numbers
 from diptych.catalog.books import books_from
 from diptych.catalog.catalog import Catalog
 from diptych.catalog.dtype import Dtype
@@ -28,10 +28,13 @@ from diptych.catalog.interconnect import Link, LinkKind
 from diptych.catalog.memory import MemoryTier, TierKind
 from diptych.catalog.model import Model
 from diptych.catalog.offer import Offer, PriceBook
+from diptych.catalog.overlay import lay_over
+from diptych.catalog.price_csv import read_price_csv
 from diptych.catalog.provenance import Confidence, Provenance
+from diptych.errors import Finding, InvalidCatalog
 from diptych.units import GB, TFLOPS
 
-_DATA = files("diptych.catalog") / "data"
+DATA = files("diptych.catalog") / "data"
 
 _PEAKS = {
     "fp32_tflops": Dtype.FP32,
@@ -42,7 +45,6 @@ _PEAKS = {
     "int8_tops": Dtype.INT8,
     "fp4_tflops": Dtype.FP4,
 }
-_EIGHT_OR_SIXTEEN_BIT = (Dtype.BF16, Dtype.FP16, Dtype.FP8, Dtype.INT8)
 _FNUZ = ("MI300X", "MI325X")  # CDNA 3 multiplies e4m3fnuz, not e4m3fn
 
 
@@ -52,8 +54,15 @@ def load_catalog(overlays: tuple[Path, ...] = (), prices: Path | None = None) ->
     Raises:
         InvalidCatalog: every finding of every file at once.
     """
-    del overlays, prices
-    return builtin_catalog()
+    findings: list[Finding] = []
+    catalog = lay_over(builtin_catalog(), overlays, findings)
+    if prices is not None:
+        book = read_price_csv(prices, catalog.find_accelerator, catalog.accelerator_names, findings)
+        if book is not None:
+            catalog = replace(catalog, books={**catalog.books, book.name: book})
+    if findings:
+        raise InvalidCatalog(findings)
+    return catalog
 
 
 @lru_cache(maxsize=1)
@@ -64,13 +73,13 @@ def builtin_catalog() -> Catalog:
 
 
 def _rows(name: str) -> list[dict[str, str]]:
-    raw = (_DATA / name).read_bytes()
+    raw = (DATA / name).read_bytes()
     text = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode("utf-8")
     return list(csv.DictReader(io.StringIO(text)))
 
 
 def _yaml(name: str) -> Mapping[str, Mapping[str, Any]]:
-    loaded: Mapping[str, Mapping[str, Any]] = yaml.load((_DATA / name).read_bytes(), Loader=yaml.CSafeLoader)
+    loaded: Mapping[str, Mapping[str, Any]] = yaml.load((DATA / name).read_bytes(), Loader=yaml.CSafeLoader)
     return loaded
 
 
@@ -120,14 +129,6 @@ def _accelerator(row: Mapping[str, str], facts: Mapping[str, _Fact]) -> Accelera
     )
 
 
-def missing_numbers(memory: float, bandwidth: float, peaks: Mapping[Dtype, float]) -> tuple[str, ...]:
-    """The core numbers that an accelerator lacks: without them it is listed but cannot be planned with."""
-    gaps = [name for name, value in (("memory", memory), ("memory bandwidth", bandwidth)) if value <= 0]
-    if not any(peaks.get(dtype) for dtype in _EIGHT_OR_SIXTEEN_BIT):
-        gaps.append("dense 8-bit or 16-bit compute")
-    return tuple(gaps)
-
-
 def _provenance(row: Mapping[str, Any]) -> Provenance:
     return Provenance(row["source"], str(row.get("as_of", "")), Confidence(row.get("confidence", "medium")))
 
@@ -169,7 +170,7 @@ def _tiers() -> dict[str, MemoryTier]:
 def _models() -> dict[str, Model]:
     aliases = _yaml("model_aliases.yaml")
     found = {}
-    for entry in sorted((_DATA / "models").iterdir(), key=lambda item: item.name):
+    for entry in sorted((DATA / "models").iterdir(), key=lambda item: item.name):
         row = json.loads(entry.read_text(encoding="utf-8"))
         found[row["name"]] = model_from_config(
             row["config"],

@@ -243,9 +243,9 @@ class Model:
         )
 
     def weight_bytes(self, weights: Dtype) -> float:
-        """Bytes of all weights with the layers in `weights` and the embeddings in 16 bit (as engines keep them)."""
+        """Bytes of all weights with the layers in `weights`, block scales included, and the embeddings in 16 bit or wider."""
         inner = self.parameters - self.embedding_parameters
-        return inner * weights.bytes + self.embedding_parameters * max(weights.bytes, 2.0 if weights.bytes < 2 else 0.0)
+        return inner * weights.stored_bytes + self.embedding_parameters * max(weights.bytes, 2.0)
 
     def kv_bytes_per_token(self, kv: Dtype) -> float:
         """KV bytes of one token with every attention layer kept in full: the slope at short context.

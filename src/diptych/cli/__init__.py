@@ -6,7 +6,12 @@ import sys
 
 import typer
 
+from diptych.cli import catalog
+from diptych.cli.explain import explain
 from diptych.cli.output import err, report_error
+from diptych.cli.plan import plan
+from diptych.cli.validate import validate
+from diptych.cli.workload import workload
 from diptych.errors import DiptychError
 
 app = typer.Typer(
@@ -16,6 +21,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(catalog.app, name="catalog")
+app.command()(validate)
+app.command()(plan)
+app.command()(explain)
+app.command()(workload)
 
 
 def main() -> None:

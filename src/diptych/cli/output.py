@@ -34,10 +34,10 @@ def report_error(error: DiptychError) -> int:
         count = len(error.findings)
         err.print(f"[bold red]error:[/] {count} problem{'s' if count > 1 else ''} in the input")
         for finding in error.findings:
-            err.print(f"  • {finding}", markup=False)
+            err.print(f"  • {finding}", markup=False, soft_wrap=True)
         return 2
     err.print("[bold red]refused:[/] ", end="")
-    err.print(str(error), markup=False)
+    err.print(str(error), markup=False, soft_wrap=True)
     return 1
 
 

@@ -4,7 +4,7 @@ A rule returns None when the design keeps it, else the detail that makes the sen
 look at, so that a search can apply it before the product of the axes is formed:
 
     PRECISION_RULES   accelerator × precision                      SHAPE_RULES   model × accelerator × parallelism
-    FIT_RULES         one whole worker                             PATH_RULES    two accelerators × link × placement
+    FIT_RULES         one whole worker                             PATH_RULES    two offers × link × placement
     KV_RULES          two KV formats × representation              HANDOFF_RULES two workers × the whole boundary
 
 `violations` applies all of them to one design; `planner.enumerate` applies the same functions group by group and counts.
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from diptych.catalog.accelerator import Accelerator
 from diptych.catalog.dtype import Dtype
 from diptych.catalog.interconnect import LinkKind
 from diptych.catalog.memory import TierKind
@@ -23,12 +24,18 @@ from diptych.catalog.model import Attention
 from diptych.catalog.offer import Offer
 from diptych.design.axes import Role, Worker
 from diptych.design.boundary import Boundary, Codec, Overlap, Ownership, Placement, Side
-from diptych.design.capability import UNSERVED, engines, family
+from diptych.design.capability import UNSERVED, capabilities, engines, family
 from diptych.design.design import Design
 from diptych.units import GB, format_bytes
 
 RDMA_FLOOR = 100e9 / 8
 """Bytes/s of a whole instance's NIC from which clouds sell RDMA (EFA, InfiniBand, RoCE); offers do not say it outright."""
+
+LARGEST_SERVER = 16
+"""Accelerators of the largest common server; a larger scale-up world spans servers."""
+ONE_STACK = ("ib-400g", "ib-400g-mooncake", "ib-200g", "roce-200g", "roce-100g", "tcp-100g-ucx")
+"""Links of the catalog that were measured on one software stack, kept for comparison and for users who run it."""
+_TECHNOLOGIES = {"xgmi": "infinity fabric"}
 
 
 class Quality(StrEnum):
@@ -92,6 +99,15 @@ def activations_are_multiplied(worker: Worker, setting: Setting) -> str | None:
     if worker.accelerator.peak_flops.get(worker.precision.activations):
         return None
     return f"{worker.accelerator.name} does not multiply {worker.precision.activations}"
+
+
+def sixteen_bits_are_one_choice(worker: Worker, setting: Setting) -> str | None:
+    """bf16 and fp16 cost the same; an accelerator's bf16 stands for both where it has it."""
+    formats = (worker.precision.weights, worker.precision.activations, worker.precision.kv)
+    spare = Dtype.FP16 if worker.accelerator.peak_flops.get(Dtype.BF16) else Dtype.BF16
+    if family(worker.accelerator) in ("apple", "qaic"):
+        spare = Dtype.BF16
+    return f"{spare} on {worker.accelerator.name}" if spare in formats else None
 
 
 def weights_not_wider(worker: Worker, setting: Setting) -> str | None:
@@ -176,11 +192,12 @@ def longest_request_fits(worker: Worker, setting: Setting) -> str | None:
     """The KV of the longest request must fit in what the weights leave."""
     _, left = setting.memory(worker)
     need = float(worker.model.kv_bytes(setting.max_context, worker.precision.kv))
-    room = left / worker.parallelism.dp
+    room = left / worker.parallelism.dp  # attention DP keeps a request on one rank
     if need <= room:
         return None
     return (
-        f"{setting.max_context:.0f} tokens need {format_bytes(need)}, {worker.label} has {format_bytes(max(room, 0.0))}"
+        f"{setting.max_context:.0f} tokens need {format_bytes(need)}, {worker.label} has {format_bytes(max(room, 0.0))}; "
+        f"short by {format_bytes(need - room)}"
     )
 
 
@@ -205,10 +222,11 @@ def one_server_holds_one_accelerator(pair: Pair, setting: Setting) -> str | None
 
 
 def scaleup_must_exist(pair: Pair, setting: Setting) -> str | None:
-    """A scale-up handoff needs accelerators that have the link."""
-    if pair.boundary.link.kind is LinkKind.SCALEUP and pair.prefill.accelerator.scaleup.bandwidth <= 0:
-        return f"{pair.prefill.accelerator.name} has none"
-    return None
+    """A scale-up handoff needs accelerators that have that very link."""
+    link, scaleup = pair.boundary.link, pair.prefill.accelerator.scaleup
+    if link.kind is not LinkKind.SCALEUP or _TECHNOLOGIES.get(link.name, link.name) in scaleup.technology.casefold():
+        return None
+    return f"{link.name} on {pair.prefill.accelerator.name} ({scaleup.technology or 'no scale-up link'})"
 
 
 def pools_share_a_network(pair: Pair, setting: Setting) -> str | None:
@@ -228,6 +246,21 @@ def rdma_needs_rdma_nics(pair: Pair, setting: Setting) -> str | None:
         if offer is not None and 0 < offer.nic_bandwidth * offer.gpus < RDMA_FLOOR * 0.999:
             return f"{offer.instance} has {offer.nic_bandwidth * offer.gpus / GB:.3g} GB/s"
     return None
+
+
+def clouds_have_their_own_rdma(pair: Pair, setting: Setting) -> str | None:
+    """AWS joins instances with EFA and no other cloud has it."""
+    if setting.link_is_given or pair.prefill_offer is None:
+        return None
+    link, provider = pair.boundary.link, pair.prefill_offer.provider
+    rdma = link.kind in (LinkKind.INFINIBAND, LinkKind.ROCE)
+    return f"{link.name} at {provider}" if rdma and link.name.startswith("efa") != (provider == "AWS") else None
+
+
+def one_stack_is_chosen_by_name(pair: Pair, setting: Setting) -> str | None:
+    """A link measured on one software stack is taken only when it is named; the general ones stand for what is there."""
+    link = pair.boundary.link.name
+    return link if link in ONE_STACK and not setting.link_is_given else None
 
 
 def vendors_meet_in_host_memory(pair: Pair, setting: Setting) -> str | None:
@@ -351,13 +384,22 @@ def pull_starts_after_prefill(pair: Pair, setting: Setting) -> str | None:
 
 def stock_pairs_share_an_engine(pair: Pair, setting: Setting) -> str | None:
     """Stock connectors join an engine with itself; two engines meet only in diptych's connector."""
-    if not setting.stock_only or shared_engines(pair):
+    if not setting.stock_only or shared_engines(pair.prefill.accelerator, pair.decode.accelerator):
         return None
-    return f"{pair.prefill.engine} and {pair.decode.engine}"
+    return f"{pair.prefill.accelerator.name} and {pair.decode.accelerator.name} have no engine in common"
+
+
+def server_holds_tp(worker: Worker, offer: Offer) -> str | None:
+    """The rented server must hold a whole tensor-parallel group, unless the scale-up domain spans servers."""
+    tp, world = worker.parallelism.tp, worker.accelerator.scaleup.world
+    if tp <= offer.gpus or world > LARGEST_SERVER:
+        return None
+    return f"tp{tp} on {offer.instance} with {offer.gpus}"
 
 
 PRECISION_RULES: tuple[WorkerRule, ...] = (
     engine_serves_accelerator,
+    sixteen_bits_are_one_choice,
     activations_are_multiplied,
     weights_not_wider,
     engine_executes_precision,
@@ -371,6 +413,7 @@ SHAPE_RULES: tuple[WorkerRule, ...] = (
     expert_ranks_are_the_workers,
 )
 FIT_RULES: tuple[WorkerRule, ...] = (weights_fit, longest_request_fits)
+OFFER_RULES: tuple[Callable[[Worker, Offer], str | None], ...] = (server_holds_tp,)
 RESIDENCY_RULES: tuple[WorkerRule, ...] = (live_kv_is_in_hbm,)
 PATH_RULES: tuple[PairRule, ...] = (
     another_server_excludes_scaleup,
@@ -379,7 +422,10 @@ PATH_RULES: tuple[PairRule, ...] = (
     scaleup_must_exist,
     pools_share_a_network,
     rdma_needs_rdma_nics,
+    clouds_have_their_own_rdma,
+    one_stack_is_chosen_by_name,
     vendors_meet_in_host_memory,
+    stock_pairs_share_an_engine,
 )
 KV_RULES: tuple[PairRule, ...] = (
     nobody_compresses_kv,
@@ -398,13 +444,12 @@ HANDOFF_RULES: tuple[PairRule, ...] = (
     pull_starts_after_prefill,
     pull_needs_unreplicated_source,
     push_needs_unreplicated_target,
-    stock_pairs_share_an_engine,
 )
 WORKER_RULES = PRECISION_RULES + SHAPE_RULES + FIT_RULES
 BOUNDARY_RULES = PATH_RULES + KV_RULES + HANDOFF_RULES
 
 
-def sentence(rule: WorkerRule | PairRule) -> str:
+def sentence(rule: Callable[..., str | None]) -> str:
     """The one sentence of a rule."""
     return (rule.__doc__ or rule.__name__).strip().rstrip(".")
 
@@ -447,19 +492,13 @@ def violations(design: Design, setting: Setting) -> tuple[Violation, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def copies(worker: Worker) -> float:
-    """How often the ranks of one TP group hold each KV element: TP above the KV heads replicates them, MLA's latent always."""
-    heads, tp = _kv_heads(worker), worker.parallelism.tp
-    return max(tp / heads, 1.0)
-
-
-def shared_engines(pair: Pair) -> tuple[str, ...]:
-    """Engines that execute both workers; plugins of vLLM count as vLLM."""
+def shared_engines(*accelerators: Accelerator) -> tuple[str, ...]:
+    """Engines that serve all of them; plugins of vLLM count as vLLM."""
     sides = [
-        {engine.partition("-")[0] for engine in engines(worker.accelerator, worker.precision)}
-        for worker in (pair.prefill, pair.decode)
+        {engine.partition("-")[0] for row in capabilities(accelerator) for engine in row.engines}
+        for accelerator in accelerators
     ]
-    return tuple(sorted(sides[0] & sides[1]))
+    return tuple(sorted(set.intersection(*sides)))
 
 
 def _kv_heads(worker: Worker) -> int:

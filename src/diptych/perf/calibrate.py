@@ -14,6 +14,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
+
 from diptych.catalog.accelerator import Accelerator
 from diptych.catalog.dtype import Dtype
 from diptych.design.axes import Worker
@@ -25,9 +27,15 @@ ATTENTION_KINDS = (OpKind.PREFILL_ATTENTION, OpKind.DECODE_ATTENTION, OpKind.PRE
 NEUTRAL: Mapping[str, float] = {
     "host_step": 1.5e-3,  # seconds of scheduling and sampling per step that no kernel hides
     "host_sequence": 8e-6,  # seconds per sequence of a step: detokenise, stop checks, block tables
+    "host_prefill": 2e-3,  # seconds of a step with prompts: their kernels are launched one by one, outside CUDA graphs
+    "host_prefill_layer": 0.1e-3,  # the same, per layer
+    "delivery": 20e-3,  # seconds of a TTFT outside the engine's steps: HTTP, tokenising, streaming the first token
+    "delivery_steps": 0.0,  # decode steps between a request's arrival and its delivery: receive and stream intervals
     "launch": 0.8,  # launch cost of kernels inside a graph, against the micro-benchmark
     "memory": 1.0,  # achieved fraction of the curve's bandwidth
-    "compute": 1.0,  # achieved fraction of the curve's FLOP/s
+    "compute_linear": 1.0,  # achieved fraction of the curves' FLOP/s: projections and output head,
+    "compute_experts": 1.0,  # grouped matrices of the routed experts,
+    "compute_attention": 1.0,  # scores and values
     "collective": 1.0,  # achieved fraction of the curve's bus bandwidth, and launch cost of collectives
     "expert_imbalance": 1.0,  # time of the busiest expert rank over the mean
     "band": 0.25,
@@ -52,25 +60,33 @@ class Factors:
 
     host_step: float
     host_sequence: float
+    host_prefill: float
+    host_prefill_layer: float
+    delivery: float
+    delivery_steps: float
     launch: float
     memory: float
-    compute: float
+    compute_linear: float
+    compute_experts: float
+    compute_attention: float
     collective: float
     expert_imbalance: float
     band: float
     transferred_band: float
 
-    def host(self, step: Step) -> Any:
-        """Seconds that the host adds to a step."""
-        return self.host_step + self.host_sequence * step.sampled
+    def host(self, step: Step, layers: int) -> Any:
+        """Seconds that the host adds to a step of a model of so many layers."""
+        prompts = np.where(step.tokens > 0, self.host_prefill + self.host_prefill_layer * layers, 0.0)
+        return self.host_step + self.host_sequence * step.sampled + prompts
 
     def of(self, op: Op) -> tuple[float, float, float]:
         """(launch, memory, compute) multipliers of an op's curve."""
         if op.kind in COLLECTIVE_KINDS:
             return 1.0 / self.collective, self.collective, 1.0
         if op.kind is OpKind.EXPERTS:
-            return self.launch, self.memory / self.expert_imbalance, self.compute / self.expert_imbalance
-        return self.launch, self.memory, self.compute
+            return self.launch, self.memory / self.expert_imbalance, self.compute_experts / self.expert_imbalance
+        compute = self.compute_attention if op.kind in ATTENTION_KINDS else self.compute_linear
+        return self.launch, self.memory, compute
 
 
 @dataclass(frozen=True)

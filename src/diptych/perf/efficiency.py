@@ -2,10 +2,12 @@
 
 A curve is kept in the time domain, where it cannot fall as work grows:
 
-    seconds = overhead + ((bytes / (bandwidth·mbu))^p + ((flop + inertia·padding) / (peak·mfu))^p)^(1/p)
+    seconds = overhead + ((bytes / (bandwidth·mbu))^p + (waste·(flop + inertia·padding) / (peak·mfu))^p)^(1/p)
+    waste = 1 + narrow / columns
 
 `overhead` is the floor of a launch, `mbu` and `mfu` the fractions of bandwidth and peak reached by large ops, `p` how sharply one
-gives way to the other, and `inertia` what small ops waste: tokens of ramp-up in prefill attention, rows of padding per expert.
+gives way to the other, and `inertia` what small ops waste: tokens of ramp-up in prefill attention, rows of padding per expert;
+`narrow` is the width at which a sharded expert's columns halve its FLOP/s.
 With mbu, mfu ≤ 1 and p < ∞ no time lies below the roofline. The efficiency over rows in a GEMM, over KV bytes in decode attention
 and over message size in a collective is this curve's roofline divided by its seconds.
 """
@@ -36,13 +38,14 @@ class Curve:
     mfu: float
     sharpness: float = 2.0
     inertia: float = 0.0
+    narrow: float = 0.0
     error: float = 0.3
 
     def seconds(self, work: Work, peak: float, bandwidth: float) -> Array:
         """Seconds of one launch on an accelerator of `peak` FLOP/s and `bandwidth` bytes/s (the data sheet's)."""
         memory = np.asarray(work.bytes, dtype=float) / (bandwidth * self.mbu)
         flop = np.asarray(work.flop, dtype=float) + self.inertia * np.asarray(work.padding, dtype=float)
-        compute = flop / (peak * self.mfu)
+        compute = flop * (1.0 + self.narrow / work.columns) / (peak * self.mfu)
         return np.asarray(self.overhead + blend(memory, compute, self.sharpness), dtype=float)
 
 
@@ -87,10 +90,11 @@ class Curves:
 
     def find(self, accelerator: Accelerator, engine: str, op: OpKind, fmt: str) -> Found:
         """The best curve there is: same engine and format, then another engine, a similar format, a similar accelerator."""
-        donor = accelerator.name if accelerator.name in self._accelerators else similar(accelerator)
+        measured = accelerator.name in self._accelerators
+        donor = accelerator.name if measured else similar(accelerator)
         basis = Basis.FITTED if donor == accelerator.name else Basis.ROOFLINE
         refused = ""
-        for name in (donor, *FALLBACK_DONORS):
+        for name in (donor, *second_donors(accelerator)):
             for like in (fmt, *LIKE_FORMATS.get(fmt, ())):
                 for source in (engine, *OTHER_ENGINES):
                     row = self._rows.get((name, source, op, like))
@@ -125,7 +129,7 @@ LIKE_FORMATS: Mapping[str, tuple[str, ...]] = {
 # What a launch costs and what large ops reach where nothing at all was measured: medians over the measured accelerators.
 DEFAULTS: Mapping[OpKind, Curve] = {
     OpKind.LINEAR: Curve(5e-6, 0.80, 0.65, 2.0),
-    OpKind.EXPERTS: Curve(40e-6, 0.70, 0.35, 1.2, 8.0),
+    OpKind.EXPERTS: Curve(35e-6, 0.90, 0.40, 1.3, 8.0, 400.0),
     OpKind.PREFILL_ATTENTION: Curve(12e-6, 0.70, 0.55, 2.0, 800.0),
     OpKind.DECODE_ATTENTION: Curve(10e-6, 0.78, 0.30, 2.0),
     OpKind.PREFILL_MLA: Curve(16e-6, 0.70, 0.50, 2.0, 600.0),
@@ -137,7 +141,14 @@ DEFAULTS: Mapping[OpKind, Curve] = {
     OpKind.POINT_TO_POINT: Curve(10e-6, 0.75, 1.0, 2.0),
 }
 
-FALLBACK_DONORS = ("H100-SXM-80GB",)
+GDDR_LIMIT = 1.4e12  # bytes/s: below it no part has HBM2e or later
+
+
+def second_donors(accelerator: Accelerator) -> tuple[str, ...]:
+    """Where to look when the first donor lacks an op: chips of the same kind of memory and link, then H100."""
+    if accelerator.memory_bandwidth < GDDR_LIMIT:
+        return ("RTX-PRO-6000-SE", "L40S", "H100-SXM-80GB")
+    return ("H100-SXM-80GB", "A100-SXM4-80GB")
 
 
 def similar(accelerator: Accelerator) -> str:
@@ -147,7 +158,7 @@ def similar(accelerator: Accelerator) -> str:
     small launch costs and large L2 of L40S (or RTX PRO 6000). Other vendors' HBM parts take A100's 16-bit and H100's FP8 curves;
     Intel's GDDR parts take B60's.
     """
-    gddr = accelerator.memory_bandwidth < 1.4e12
+    gddr = accelerator.memory_bandwidth < GDDR_LIMIT
     if accelerator.vendor == "Intel" and gddr:
         return "Arc-Pro-B60"
     if Dtype.FP4 in accelerator.peak_flops:
@@ -174,6 +185,7 @@ def _row(record: Mapping[str, str]) -> Row:
         mfu=float(record["mfu"] or 1.0),
         sharpness=float(record["sharpness"] or 2.0),
         inertia=float(record["inertia"] or 0.0),
+        narrow=float(record["narrow"] or 0.0),
         error=float(record["median_error"] or 0.3),
     )
     return Row(record["accelerator"], record["engine"], op, record["format"], curve)

@@ -92,8 +92,9 @@ def handoff(
 
     `link` is the path when NIC shares are known (`path(...)`), else the boundary's link over the workers' own NICs. Push streams
     during prefill when the boundary says so; pull waits for the whole prefill and a `round_trip`, then transfers. Prompts that
-    stay local (colocated, or below a conditional boundary's length) cost and hold nothing. `host_bandwidth` (bytes/s) is where
-    a transfer-adjacent conversion runs; the prefill side's PCIe by default.
+    stay local (colocated, or below a conditional boundary's length) cost and hold nothing. Each decode rank receives its own copy
+    of a shared latent (MLA), as engines do it. `host_bandwidth` (bytes/s) is where a transfer-adjacent conversion runs; the
+    prefill side's PCIe by default, its memory where that is shared with the host.
     """
     tokens, prefill = np.broadcast_arrays(np.asarray(tokens, dtype=float), np.asarray(prefill, dtype=float))
     away = _handed_off(boundary, tokens)
@@ -101,7 +102,7 @@ def handoff(
     model, wire = prefill_worker.model, boundary.representation.wire
     tp = (prefill_worker.parallelism.tp, decode_worker.parallelism.tp)
     route = link or path(prefill_worker, decode_worker, boundary.link)
-    size = np.where(away, wire_bytes(model, tokens, wire, *tp, held=held), 0.0)
+    size = np.where(away, wire_bytes(model, tokens, wire, *tp, held=held, latent_copies=tp[1]), 0.0)
     transfer = transfer_seconds(route, size, pieces(model, sent, block, *tp))
     push = boundary.ownership is Ownership.PUSH
     overlap, steps = (boundary.overlap, chunks) if push else (Overlap.SERIAL, 1)
@@ -136,13 +137,17 @@ def _conversions(
     prefill_worker: Worker, decode_worker: Worker, boundary: Boundary, tokens: Array, host_bandwidth: float | None
 ) -> tuple[Array, Array, Array]:
     """Seconds on the prefill side, in staging and on the decode side: producer's format → wire → consumer's."""
-    made, wire, used = prefill_worker.precision.kv, boundary.representation.wire, decode_worker.precision.kv
-    before = conversion_seconds(prefill_worker.model, tokens, made, wire, prefill_worker)
-    after = conversion_seconds(decode_worker.model, tokens, wire, used, decode_worker)
+    model, wire = prefill_worker.model, boundary.representation.wire
+    made, used = prefill_worker.precision.kv, decode_worker.precision.kv
     if boundary.representation.converts_at is not Side.TRANSFER:
-        return before, np.zeros_like(before), after
-    bandwidth = host_bandwidth or prefill_worker.accelerator.pcie_bandwidth
-    staged = staged_conversion_seconds(prefill_worker.model, tokens, made, used, bandwidth)
+        before = conversion_seconds(model, tokens, made, wire, prefill_worker)
+        return before, np.zeros_like(before), conversion_seconds(model, tokens, wire, used, decode_worker)
+    side = prefill_worker.accelerator
+    bandwidth = host_bandwidth or side.pcie_bandwidth or side.memory_bandwidth
+    staged = sum(
+        (staged_conversion_seconds(model, tokens, *hop, bandwidth) for hop in ((made, wire), (wire, used))),
+        start=np.zeros(tokens.shape),
+    )
     return np.zeros_like(staged), staged, np.zeros_like(staged)
 
 

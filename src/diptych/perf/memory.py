@@ -1,7 +1,9 @@
 """What fits in a worker's memory: weights, activations, the engine's own share, and what is left for KV.
 
-Engines take a fixed share of the device memory (vLLM `gpu_memory_utilization` 0.9, SGLang `mem_fraction_static` and TensorRT-LLM
-`free_gpu_memory_fraction` 0.9 of what weights leave) and give what weights and activations do not use to the KV cache.
+vLLM takes a fixed share of the device memory (`gpu_memory_utilization` 0.9) and SGLang nearly the same (`mem_fraction_static`, 0.88
+on large parts); what weights and activations do not use of it is KV cache. TensorRT-LLM takes 0.9 of what they leave
+(`free_gpu_memory_fraction`). A data sheet's 80 GB is 80 GiB less a little for the driver: 81,559 MiB on H100, 143,771 on
+H200 (141 GB), 183,359 on B200 (180 GB), 196,288 on MI300X (192 GB); GDDR parts lose another 1/16 to ECC (L40S: 46,068 MiB).
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from diptych.catalog.accelerator import Accelerator
 from diptych.catalog.model import Attention, Experts, Model
 from diptych.design.axes import Worker
+from diptych.perf.efficiency import GDDR_LIMIT
 from diptych.perf.estimate import Array
 from diptych.perf.layout import SIXTEEN, matrix_format, mixer_format
-from diptych.units import GB
+from diptych.units import GB, GIB
 
-UTILISATION = 0.9  # vLLM's default `gpu_memory_utilization`
+UTILISATION = 0.9
+DEVICE_SHARE, GDDR_SHARE = 0.995 * GIB / GB, 15 / 16 * GIB / GB  # bytes a device shows per byte of its data sheet
 RUNTIME_BYTES = 1.5e9  # context, communication buffers, CUDA graphs: measured 0.5 to 3 GB by engine and TP
 STEP_TOKENS = 8192  # prefill tokens of one step when the worker names none (vLLM's API server default)
 
@@ -44,11 +49,18 @@ class MemoryPlan:
 
 def memory_plan(worker: Worker) -> MemoryPlan:
     """How one accelerator's memory is used by `worker`."""
-    capacity = worker.accelerator.memory_bytes
+    capacity = device_bytes(worker.accelerator)
     weights, activations = weight_bytes(worker), activation_bytes(worker)
-    return MemoryPlan(
-        capacity, weights, activations, RUNTIME_BYTES, UTILISATION * capacity - weights - activations - RUNTIME_BYTES
-    )
+    used = weights + activations + RUNTIME_BYTES
+    if worker.engine == "trtllm" and capacity > used:
+        return MemoryPlan(capacity, weights, activations, RUNTIME_BYTES, UTILISATION * (capacity - used))
+    return MemoryPlan(capacity, weights, activations, RUNTIME_BYTES, UTILISATION * capacity - used)
+
+
+def device_bytes(accelerator: Accelerator) -> float:
+    """Bytes that the device shows to a process, from the size its data sheet names."""
+    gddr = accelerator.memory_bandwidth < GDDR_LIMIT and accelerator.vendor in ("NVIDIA", "Intel")
+    return accelerator.memory_bytes * (GDDR_SHARE if gddr else DEVICE_SHARE)
 
 
 def weight_bytes(worker: Worker) -> float:

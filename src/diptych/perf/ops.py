@@ -71,11 +71,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """FLOP and bytes of one op on one accelerator. `padding` is the FLOP that one unit of a curve's inertia adds."""
+    """FLOP and bytes of one op on one accelerator. `padding` is the FLOP that one unit of a curve's inertia adds,
+    `columns` the width of its matrices, where a curve depends on it."""
 
     flop: Any
     bytes: Any
     padding: Any = 0.0
+    columns: float = 1e12
 
 
 class Op(Protocol):
@@ -145,6 +147,7 @@ class RoutedExperts:
             2.0 * rows * per_expert,
             touched * per_expert * self.format.weight_bytes + activations,
             2.0 * touched * per_expert,
+            self.columns,
         )
 
 

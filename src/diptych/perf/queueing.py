@@ -114,7 +114,7 @@ class Wait:
     def exceeds(self, t: Any) -> Array:
         """P(wait > t); 1 for t < 0, since a limit that is already missed is missed by everyone."""
         (t,) = _floats(t)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             decay = np.where(self.mean_if_waiting > 0, np.exp(-np.maximum(t, 0.0) / self.mean_if_waiting), 0.0)
         return np.where(t < 0, 1.0, self.prob * decay)
 

@@ -56,16 +56,13 @@ class PricedOp:
     peak: float
     bandwidth: float
 
-    def seconds(self, step: Step) -> Array:
-        """Seconds of all its launches in one step; an op without work is not launched."""
+    def price(self, step: Step) -> tuple[Array, Array, Array]:
+        """(seconds of all its launches in one step, FLOP over peak, bytes over bandwidth); without work it is not launched."""
         work = self.op.work(step)
-        busy = (np.asarray(work.bytes) > 0) | (np.asarray(work.flop) > 0)
-        return np.where(busy, self.op.count * self.curve.seconds(work, self.peak, self.bandwidth), 0.0)
-
-    def floor(self, step: Step) -> tuple[Array, Array]:
-        """(FLOP over peak, bytes over bandwidth)."""
-        work = self.op.work(step)
-        return self.op.count * work.flop / self.peak, self.op.count * work.bytes / self.bandwidth
+        size, flop = np.asarray(work.bytes, dtype=float), np.asarray(work.flop, dtype=float)
+        busy = (size > 0) | (flop > 0)
+        seconds = np.where(busy, self.op.count * self.curve.seconds(work, self.peak, self.bandwidth), 0.0)
+        return seconds, self.op.count * flop / self.peak, self.op.count * size / self.bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +104,17 @@ class Roofline:
         prompts = np.where(tokens > 0, 1.0, 0.0)
         return self._time(worker, Step(tokens / dp, past, prompts, spread(in_flight, dp), context, tokens + in_flight))
 
+    def delivery(self, worker: Worker, step: Any) -> Array:
+        """Seconds of a TTFT as a client sees it that no step of the prompt holds, beside decode steps of `step` seconds.
+
+        HTTP, tokenising and streaming, and the decode steps for which an engine does not look at new requests.
+        """
+        factors = self.compiled(worker).factors
+        return np.asarray(factors.delivery + factors.delivery_steps * np.asarray(step, dtype=float))
+
     def warnings(self, worker: Worker) -> tuple[str, ...]:
         """What to know about this worker's numbers: transferred curves, refused tables, backends that disagree."""
-        return self.compiled(worker).warnings
+        return tuple(dict.fromkeys((*self.compiled(worker).warnings, *disagreements(self.curves, worker))))
 
     def compiled(self, worker: Worker) -> Compiled:
         key = (worker, tuple(sorted(worker.accelerator.peak_flops.items())))
@@ -132,15 +137,17 @@ class Roofline:
                 notes[f"{op.kind} {op.format.name} on {worker.engine}: measured table refused ({found.refused})"] = None
             peak = peak_flops(accelerator, op.format.compute)
             priced.append(PricedOp(op, _scaled(found.curve, op, factors), peak, memory_bandwidth(accelerator)))
-        notes.update(dict.fromkeys(disagreements(self.curves, worker)))
         return Compiled(tuple(priced), factors, basis, tuple(note for note in notes if note))
 
     def _time(self, worker: Worker, step: Step) -> Timing:
         compiled = self.compiled(worker)
-        seconds = np.zeros(np.shape(step.rows)) + compiled.factors.host(step)
+        seconds = np.zeros(np.shape(step.rows)) + compiled.factors.host(step, worker.model.num_layers)
+        flop = traffic = np.zeros(np.shape(step.rows))
         for op in compiled.ops:
-            seconds = seconds + op.seconds(step)
-        flop, traffic = _totals(compiled.ops, step)
+            taken, multiplying, moving = op.price(step)
+            seconds = seconds + taken
+            if op.op.kind not in COLLECTIVES:
+                flop, traffic = flop + multiplying, traffic + moving
         outside = (
             (step.context > MEASURED_CONTEXT)
             | (step.tokens + step.past > MEASURED_CONTEXT)
@@ -148,15 +155,6 @@ class Roofline:
         )
         band = compiled.factors.band if compiled.basis is Basis.FITTED else compiled.factors.transferred_band
         return Timing(seconds, np.maximum(flop, traffic), compiled.basis, band, outside)
-
-
-def _totals(ops: tuple[PricedOp, ...], step: Step) -> tuple[Array, Array]:
-    flop = traffic = np.zeros(np.shape(step.rows))
-    for op in ops:
-        if op.op.kind not in COLLECTIVES:
-            a, b = op.floor(step)
-            flop, traffic = flop + a, traffic + b
-    return flop, traffic
 
 
 def _scaled(curve: Curve, op: Op, factors: Factors) -> Curve:
@@ -186,8 +184,6 @@ def _arrays(*values: Any) -> list[Array]:
 
 def disagreements(curves: Curves, worker: Worker, factor: float = 3.0) -> Iterator[str]:
     """Ops whose measured backends differ by more than `factor` on a typical decode matrix: one of them may be wrong."""
-    from diptych.perf.ops import Work
-
     for op in operations(worker):
         of = curves.of(worker.accelerator.name, op.kind, op.format.name)
         if len(of) < 2 or op.kind in COLLECTIVES:
@@ -198,9 +194,7 @@ def disagreements(curves: Curves, worker: Worker, factor: float = 3.0) -> Iterat
             continue
         peak = peak_flops(worker.accelerator, op.format.compute)
         times = {
-            engine: float(
-                curve.seconds(Work(work.flop, work.bytes, work.padding), peak, worker.accelerator.memory_bandwidth)
-            )
+            engine: float(curve.seconds(work, peak, worker.accelerator.memory_bandwidth))
             for engine, curve in of.items()
         }
         slow, fast = max(times, key=times.__getitem__), min(times, key=times.__getitem__)

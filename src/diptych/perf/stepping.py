@@ -21,17 +21,20 @@ class Stepping:
     """How an engine fills its steps: prefill tokens per step and DP rank, whether decodes ride along, most sequences per rank.
 
     vLLM and TensorRT-LLM mix prompts into decode steps; SGLang runs a step of prompts alone while its decodes wait.
+    TensorRT-LLM admits a request only if its longest answer fits (`reserves`); the others fill blocks as answers grow.
     Defaults of vLLM V1's API server (8192 tokens, 1024 sequences), TensorRT-LLM (8192, 2048) and SGLang (8192, by memory).
     """
 
     budget: float
     mixes: bool
     sequences: float
+    reserves: bool = False
 
 
 _ENGINES = {
     "vllm": Stepping(8192, True, 1024),
-    "trtllm": Stepping(8192, True, 2048),
+    "trtllm": Stepping(8192, True, 2048, reserves=True),
+    "trtllm-cpp": Stepping(8192, True, 2048, reserves=True),  # the C++ runtime and engine files, before its PyTorch one
     "sglang": Stepping(8192, False, 4096),
 }
 
@@ -44,6 +47,7 @@ def stepping(worker: Worker) -> Stepping:
         float(worker.max_batched_tokens or rules.budget) * ranks,
         rules.mixes,
         float(worker.max_batch) if worker.max_batch else rules.sequences * ranks,
+        rules.reserves,
     )
 
 
@@ -71,38 +75,43 @@ def prompt_costs(
     """
     rules = stepping(worker)
     batch = np.atleast_1d(np.asarray(batch, dtype=float))
-    tokens = np.maximum(lengths.isl - lengths.cached, 1.0)[:, None]
-    past = lengths.cached[:, None]
-    beside = _Beside(perf, worker, rules, batch[None, :], context)
+    tokens = np.maximum(lengths.isl - lengths.cached, 1.0)
     full = np.floor(tokens / rules.budget)
     rest = tokens - full * rules.budget
-    middle = past + np.maximum(full - 1, 0) / 2 * rules.budget
-    chunks = np.where(full > 0, full * beside.step(rules.budget, middle), 0.0)
-    tail = np.where(rest > 0, beside.step(np.maximum(rest, 1.0), past + full * rules.budget), 0.0)
     sharing = np.where(full > 0, rules.budget / np.maximum(rest, 1.0), np.maximum(np.floor(rules.budget / tokens), 1.0))
-    packed_tail = np.where(
-        rest > 0, beside.step(np.maximum(rest, 1.0), past + full * rules.budget, sharing) / sharing, 0.0
-    )
-    alone, packed = chunks + tail, np.minimum(chunks + packed_tail, chunks + tail)
-    steps = full + np.where(rest > 0, 1.0 / sharing, 0.0)
-    extra = np.maximum(packed - steps * beside.idle, 0.0) if rules.mixes else packed
+    tail = lengths.cached + full * rules.budget
+    # A prompt's last (or only) piece alone, and with as many others as fit; then its full chunks, the middle one for all.
+    pieces = [(np.maximum(rest, 1.0), tail, np.ones_like(rest)), (np.maximum(rest, 1.0), tail, sharing)]
+    if np.any(full > 0):
+        middle = lengths.cached + np.maximum(full - 1, 0) / 2 * rules.budget
+        pieces.append((np.full_like(rest, rules.budget), middle, np.ones_like(rest)))
+    seconds, idle = _beside(perf, worker, rules, pieces, batch, context)
+    last = rest > 0
+    lone, packed = (np.where(last[:, None], part, 0.0) for part in (seconds[0], seconds[1] / sharing[:, None]))
+    chunks = full[:, None] * seconds[2] if len(pieces) > 2 else np.zeros_like(lone)
+    alone, packed = chunks + lone, chunks + np.minimum(packed, lone)
+    steps = full + np.where(last, 1.0 / sharing, 0.0)
+    extra = np.maximum(packed - steps[:, None] * idle, 0.0) if rules.mixes else packed
     return PromptCosts(*(np.maximum.accumulate(cost, axis=1) for cost in (alone, packed, extra)))
 
 
-class _Beside:
-    """Steps of prompts beside a batch (1, B), or alone where the batch is 0 or the engine doesn't mix."""
+def _beside(
+    perf: PerfModel,
+    worker: Worker,
+    rules: Stepping,
+    pieces: list[tuple[Array, Array, Array]],
+    batch: Array,
+    context: Any,
+) -> tuple[Array, Array]:
+    """Seconds (P, K, B) of steps of `prompts` pieces (tokens, past, prompts) beside each batch, and (B,) without prompts.
 
-    def __init__(self, perf: PerfModel, worker: Worker, rules: Stepping, batch: Array, context: Any) -> None:
-        self.perf, self.worker, self.batch, self.context = perf, worker, batch, context
-        self.mixed = rules.mixes and bool(np.any(batch > 0))
-        self.idle = perf.decode(worker, np.maximum(batch, 1.0), context).seconds * (batch > 0) if self.mixed else 0.0
-
-    def step(self, tokens: Any, past: Any, prompts: Any = 1.0) -> Array:
-        """Seconds of a step with `prompts` chunks of `tokens` tokens, shape (K, B)."""
-        lone = self.perf.prefill(self.worker, tokens, past, prompts).seconds
-        if not self.mixed:
-            return np.broadcast_to(lone, np.broadcast_shapes(np.shape(lone), self.batch.shape))
-        beside = self.perf.mixed(
-            self.worker, np.asarray(tokens) * prompts, past, np.maximum(self.batch, 1.0), self.context
-        ).seconds
-        return np.where(self.batch > 0, np.maximum(beside, self.idle), lone)
+    Where the batch is 0, or the engine does not mix, the prompts run alone.
+    """
+    tokens, past, prompts = (np.stack(parts) for parts in zip(*pieces, strict=True))
+    lone = perf.prefill(worker, tokens, past, prompts).seconds[..., None]
+    held = batch > 0
+    if not rules.mixes or not held.any():
+        return np.broadcast_to(lone, (*lone.shape[:-1], len(batch))), np.zeros_like(batch)
+    idle = np.where(held, perf.decode(worker, np.maximum(batch, 1.0), context).seconds, 0.0)
+    mixed = perf.mixed(worker, (tokens * prompts)[..., None], past[..., None], np.maximum(batch, 1.0), context).seconds
+    return np.where(held, np.maximum(mixed, idle), lone), idle

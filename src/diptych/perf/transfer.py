@@ -65,17 +65,17 @@ def default_scales(wire: Dtype) -> Scales:
 
 
 def attention_heads(attention: Attention) -> int:
-    """KV heads that TP can split; MLA's latent is one for all."""
-    return 1 if attention.is_mla else attention.kv_heads
+    """KV heads that TP can split; a shared latent is one for all."""
+    return 1 if _is_shared(attention) else attention.kv_heads
 
 
 def replication(attention: Attention, tp: Any, latent_copies: Any = 1) -> Array:
     """Copies of each KV element that the ranks of one side hold together: max(TP, n_kv)/n_kv, at least 1.
 
-    MLA's latent is needed whole by every rank. It crosses the path once when one rank receives and shares it over the scale-up
-    link (`latent_copies` 1) and once per rank when each pulls its own (`latent_copies` = TP).
+    A latent that all heads share (MLA) is needed whole by every rank. It crosses the path once when one rank receives and
+    shares it over the scale-up link (`latent_copies` 1), once per rank when each pulls its own (`latent_copies` = TP).
     """
-    if attention.is_mla:
+    if _is_shared(attention):
         return np.maximum(1.0, _array(latent_copies))
     return np.maximum(1.0, _array(tp) / attention.kv_heads)
 
@@ -114,7 +114,7 @@ def pieces(model: Model, tokens: Any, block: int = 16, prefill_tp: int = 1, deco
     posted: Array = np.zeros(np.shape(tokens))
     for count, attention in model.attention_groups():
         blocks = np.ceil(attention.kept_tokens(_array(tokens)) / block)
-        posted = posted + count * _parts(attention) * (1 if attention.is_mla else split) * blocks
+        posted = posted + count * _parts(attention) * (1 if _is_shared(attention) else split) * blocks
     return posted
 
 
@@ -124,24 +124,27 @@ def path(
     link: Link,
     prefill_nic: float = 0.0,
     decode_nic: float = 0.0,
+    staging_buffer: float | None = None,
 ) -> Link:
     """The link as one pair of workers sees it: the least of egress, fabric and ingress, all ranks moving their share at once.
 
     `link` is what one accelerator gets. `prefill_nic` and `decode_nic` are an offer's NIC share per accelerator (0: the
     accelerator's own, and when that is unknown too, the link's). Inside a server the scale-up link or PCIe bounds instead.
-    A host-staged path is store and forward: device to host, the wire, host to device, one after the other.
+    A host-staged path adds the copies over PCIe: all of them when whole prompts are staged, else one `staging_buffer` (bytes)
+    on either side while the slowest hop sets the rate. Memory shared with the host (PCIe bandwidth 0) needs no copy.
     """
     egress = _lanes(prefill_worker) * _lane_bandwidth(prefill_worker, link, prefill_nic)
     ingress = _lanes(decode_worker) * _lane_bandwidth(decode_worker, link, decode_nic)
-    bandwidth = min(egress, ingress)
-    if link.kind is LinkKind.HOST_STAGED:
-        hops = (
-            bandwidth,
-            *(_lanes(side) * side.accelerator.pcie_bandwidth for side in (prefill_worker, decode_worker)),
-        )
-        bandwidth = 1 / sum(1 / hop for hop in hops if hop > 0)
     lanes = min(_lanes(prefill_worker), _lanes(decode_worker))
-    return replace(link, bandwidth=bandwidth, half_size=link.half_size * lanes)
+    wire = replace(link, bandwidth=min(egress, ingress), half_size=link.half_size * lanes)
+    if link.kind is not LinkKind.HOST_STAGED:
+        return wire
+    sides = (prefill_worker, decode_worker)
+    copies = [_lanes(side) * side.accelerator.pcie_bandwidth for side in sides if side.accelerator.pcie_bandwidth > 0]
+    if staging_buffer is None:
+        return replace(wire, bandwidth=1 / (1 / wire.achievable + sum(1 / copy for copy in copies)) / link.efficiency)
+    fill = sum(staging_buffer / copy for copy in copies)
+    return replace(wire, alpha=link.alpha + fill, bandwidth=min(wire.achievable, *copies) / link.efficiency)
 
 
 def pool_bandwidth(link: Link, prefill_workers: Any, decode_workers: Any, fabric: Any = np.inf) -> Array:
@@ -266,8 +269,13 @@ _OPERATIONS = 2.0  # multiply by the old scale, then by the new one
 
 
 def _parts(attention: Attention) -> int:
-    """Tensors cached per layer: K and V, or MLA's one latent."""
-    return 1 if attention.is_mla else 2
+    """Tensors cached per layer: K and V, or the one latent."""
+    return 1 if _is_shared(attention) else 2
+
+
+def _is_shared(attention: Attention) -> bool:
+    """One cached vector serves all heads, as key and as value."""
+    return attention.is_mla or attention.key_is_value
 
 
 def _held_elements(model: Model, tokens: Any, tp: int) -> Array:

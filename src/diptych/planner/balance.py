@@ -1,6 +1,6 @@
 """How many prefill workers for how many decode workers: exact integer sizing from the capacity of one worker of each.
 
-A stage holds N·C requests/s, the pair min(N_P·C_P, N_D·C_D). The C are the knees of the stages at the SLO, found elsewhere and inputs
+A stage holds N·C requests/s, the pair min(N_P·C_P, N_D·C_D). The C are the stages' knees at the SLO, found elsewhere and inputs
 here. Replicas of a fixed P:D shape are never multiplied: the two pools are sized apart, so nothing idles that need not.
 """
 
@@ -92,6 +92,18 @@ class Balance:
         """USD per million tokens at `rate` requests/s (the pair's own by default), each request counting so many tokens."""
         tokens_per_hour = (self.rate if rate is None else rate) * tokens_per_request * 3600
         return self.usd_per_hour / tokens_per_hour * 1e6
+
+
+MIXED_POOL_SHARE = (0.91, 0.95)
+"""What a pool of unlike workers reached of the sum of its parts, least and most: MLPerf Inference v5.1 and v6.0, Llama-2-70B on
+8 to 32 MI300X beside 8 or 16 MI325X and 8 MI355X, offline and server. Two like nodes reach 0.95 to 0.97: spreading costs most."""
+
+
+def mixed_pool_rate(parts: Iterable[tuple[int, StageWorker]]) -> tuple[float, float]:
+    """Requests/s that a pool of (count, worker) parts holds, least and most, from what audited mixed fleets reached."""
+    whole = sum(count * worker.capacity for count, worker in parts)
+    low, high = MIXED_POOL_SHARE
+    return whole * low, whole * high
 
 
 def balanced_ratio(prefill: StageWorker, decode: StageWorker) -> float:

@@ -21,6 +21,7 @@ from diptych.design.axes import Role
 from diptych.design.boundary import Codec, Overlap, Ownership, Placement, Side
 from diptych.errors import Finding, InvalidInput
 from diptych.perf.estimate import Basis
+from diptych.planner.notebook import notebook_html
 
 
 class Answer(StrEnum):
@@ -378,6 +379,9 @@ class Plan:
     def headline(self) -> str:
         """One sentence: the fleet, its bill, and what it saves."""
         return f"{self.best.label}: {self.best.usd_per_hour:.2f} USD/h, {self.best.usd_per_mtok_total:.3g} USD/Mtok"
+
+    def _repr_html_(self) -> str:
+        return notebook_html(self)
 
 
 def _findings(error: ValidationError, where: str) -> list[Finding]:

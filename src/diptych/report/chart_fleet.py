@@ -6,7 +6,7 @@ from typing import Any
 
 from diptych.planner.plan import BoundaryPlan, Option, Plan, PoolPlan
 from diptych.report import words
-from diptych.report.charts import ROLE_COLOURS, Chart, category, palette, quantity, rule_line, specification, values
+from diptych.report.charts import ROLE_COLOURS, Chart, category, marked, palette, quantity, specification, values
 from diptych.units import GB, format_bandwidth, format_bytes, format_seconds, format_usd
 
 _TTFT_COLOURS = {
@@ -20,8 +20,8 @@ _MEMORY_COLOURS = {
     "weights": "var(--weights)",
     "KV in use": "var(--kv)",
     "transient peak": "var(--transient)",
-    "free for KV": "var(--headroom)",
     "activations and reserve": "var(--activations)",
+    "free for KV": "var(--headroom)",
 }
 _LABELS = {"labelLimit": 190, "labelExpr": "split(datum.label, ' | ')", "labelLineHeight": 15}
 
@@ -71,7 +71,7 @@ def _cost(plan: Plan) -> Chart:
     ]
     roles = {role: colour for role, colour in ROLE_COLOURS.items() if role != "link"}
     layers = [
-        _stacked(rows, "role", roles, quantity("usd", "USD per hour", stack="zero"), y, tooltip),
+        _stacked(rows, "role", roles, quantity("usd", "USD per hour", stack="zero", axis={"tickCount": 5}), y, tooltip),
         {
             "data": values(totals),
             "mark": {"type": "text", "align": "left", "dx": 5},
@@ -110,38 +110,36 @@ def _link_load(link: BoundaryPlan) -> str:
 
 def _utilisation(plan: Plan) -> Chart:
     stages = _stages(plan.best)
-    order = [name for name, _, _ in stages]
     rows: list[dict[str, Any]] = [
-        {"stage": name, "busy": min(busy, 1.0), "why": why, "text": f"{words.percent(busy)} busy"}
+        {"stage": f"{name} | {words.percent(busy)} busy", "busy": min(busy, 1.0), "why": why, "full": 1}
         for name, busy, why in stages
     ]
-    x = quantity(
-        "busy", "share of what the SLO allows", scale={"domain": [0, 1]}, axis={"format": ".0%", "tickCount": 5}
-    )
-    y = category("stage", order)
-    tooltip = [
-        {"field": "stage", "type": "nominal"},
-        {"field": "text", "type": "nominal", "title": "load"},
-        {"field": "why", "type": "nominal", "title": "detail"},
-    ]
-    colour = category("stage", order, legend=None, scale=palette(order, [ROLE_COLOURS[name] for name in order]))
+    order = [row["stage"] for row in rows]
+    colours = [ROLE_COLOURS[name] for name, _, _ in stages]
+    y = category("stage", order, axis=_LABELS)
+    bar = {"type": "bar", "height": {"band": 0.62}}
     layers = [
         {
-            "data": values([{"stage": name, "full": 1} for name in order]),
-            "mark": {"type": "bar", "color": "var(--track)", "height": {"band": 0.62}},
+            "data": values(rows),
+            "mark": {**bar, "color": "var(--track)"},
             "encoding": {"x": quantity("full", None), "y": y},
         },
         {
             "data": values(rows),
-            "mark": {"type": "bar", "height": {"band": 0.62}},
-            "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip},
+            "mark": bar,
+            "encoding": {
+                "x": quantity("busy", None, scale={"domain": [0, 1]}, axis={"format": ".0%", "tickCount": 5}),
+                "y": y,
+                "color": category("stage", order, legend=None, scale=palette(order, colours)),
+                "tooltip": [{"field": "why", "type": "nominal", "title": "load"}],
+            },
         },
     ]
     return Chart(
         "utilisation",
         "How busy each stage is",
-        " · ".join(f"{row['stage']} {row['text']}" for row in rows) + ". The rest is idle share: paid for, unused.",
-        specification("Bars: busy share of every stage", 38 * len(rows), layer=layers),
+        "Share of what the stage carries inside the SLO. The rest is idle: paid for, unused.",
+        specification("Bars: busy share of every stage", 44 * len(rows), layer=layers),
         ("stage", "busy", "idle", "detail"),
         tuple((name, words.percent(busy), words.percent(1 - min(busy, 1)), why) for name, busy, why in stages),
     )
@@ -166,7 +164,9 @@ def _ttft(plan: Plan) -> Chart | None:
     ]
     ends = [_p90(name, option) for name, option in named]
     layers = [
-        _stacked(rows, "part", colours, quantity("ms", "milliseconds", stack="zero"), y, tooltip),
+        _stacked(
+            rows, "part", colours, quantity("ms", "milliseconds", stack="zero", axis={"tickCount": 5}), y, tooltip
+        ),
         {
             "data": values(ends),
             "mark": {"type": "rule", "strokeWidth": 1.5, "color": "var(--ink)"},
@@ -184,7 +184,7 @@ def _ttft(plan: Plan) -> Chart | None:
     ]
     limit = words.limit(plan, "ttft")
     if limit is not None:
-        layers += rule_line({"p90": limit.limit * 1e3}, "x", "p90", words.objective(limit))
+        layers += marked("x", "p90", limit.limit * 1e3, words.objective(limit))
     return Chart(
         "ttft",
         "Where the time to first token goes",
@@ -210,8 +210,8 @@ def _memory_parts(pool: PoolPlan) -> dict[str, float]:
         "weights": pool.weight_bytes,
         "KV in use": live,
         "transient peak": transient,
-        "free for KV": pool.kv_capacity - live - transient,
         "activations and reserve": max(0.0, pool.memory_bytes - pool.weight_bytes - pool.kv_capacity),
+        "free for KV": pool.kv_capacity - live - transient,
     }
 
 

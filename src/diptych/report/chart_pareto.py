@@ -10,20 +10,21 @@ from diptych.report.charts import (
     SERIES_COLOURS,
     Chart,
     category,
+    marked,
     palette,
     quantity,
-    rule_line,
     specification,
     values,
 )
 
 _COST = "USD per million tokens"
 _SHAPES = ("diamond", "square", "circle")
+_LEGEND = {"labelExpr": "replace(datum.label, 'homogeneous, ', '')"}
 
 
 def pareto_charts(plan: Plan) -> tuple[Chart, ...]:
-    """Cost against TPOT, TTFT and goodput; empty when the plan has no front."""
-    if not plan.pareto:
+    """Cost against TPOT, TTFT and goodput; empty when the plan has no front or nothing in it has a price."""
+    if not any(point.usd_per_hour for point in plan.pareto):
         return ()
     return (
         _chart(plan, "tpot", "TPOT p90 (ms)", 1e3, "Cost against time per output token", 340, wide=True),
@@ -50,7 +51,7 @@ def _named(name: str, option: Option, metric: str, scale: float) -> dict[str, An
     now = latency.p90 * scale if latency else option.goodput
     band = latency.trust.band if latency else option.tpot.trust.band
     return {
-        "name": name,
+        "name": name.partition(",")[0],
         "design": option.label,
         "series": words.series(option.placement, option.heterogeneous),
         "usd": option.usd_per_mtok_total,
@@ -79,8 +80,8 @@ def _axis(low: float, high: float) -> dict[str, Any]:
 
 
 def _front_layer(plan: Plan, metric: str, title: str, x: dict[str, Any], y: dict[str, Any]) -> dict[str, Any]:
-    colour = category("series", words.SERIES, scale=palette(words.SERIES, SERIES_COLOURS))
-    shape = category("series", words.SERIES, scale={"domain": list(words.SERIES), "range": list(_SHAPES)})
+    colour = category("series", words.SERIES, scale=palette(words.SERIES, SERIES_COLOURS), legend=_LEGEND)
+    shape = category("series", words.SERIES, scale=palette(words.SERIES, _SHAPES), legend=_LEGEND)
     return {
         "data": values([_point(point) for point in plan.pareto]),
         "params": [{"name": f"pick_{metric}", "select": {"type": "point", "fields": ["series"]}, "bind": "legend"}],
@@ -105,7 +106,7 @@ def _front_layer(plan: Plan, metric: str, title: str, x: dict[str, Any], y: dict
 def _named_layers(
     rows: list[dict[str, Any]], metric: str, title: str, x: dict[str, Any], y: dict[str, Any]
 ) -> list[Any]:
-    colour = category("series", words.SERIES, scale=palette(words.SERIES, SERIES_COLOURS), legend=None)
+    colour = category("series", words.SERIES, scale=palette(words.SERIES, SERIES_COLOURS), legend=_LEGEND)
     tooltip = _tooltip(metric, title, {"field": "trust", "type": "nominal", "title": "trust"})
     data = values(rows)
     return [
@@ -121,7 +122,7 @@ def _named_layers(
         },
         {
             "data": values(rows[:1]),
-            "mark": {"type": "text", "dy": -16, "fontWeight": 600},
+            "mark": {"type": "text", "dx": 13, "dy": -10, "align": "left", "fontWeight": 600},
             "encoding": {"x": x, "y": y, "text": {"field": "name", "type": "nominal"}},
         },
     ]
@@ -137,13 +138,15 @@ def _chart(plan: Plan, metric: str, axis: str, scale: float, title: str, height:
     layers = [_front_layer(plan, metric, axis, x, y), *_named_layers(rows, metric, axis, x, y)]
     limit = words.limit(plan, metric)
     if limit is not None:
-        layers = [*rule_line({metric: limit.limit * scale}, "x", metric, words.objective(limit)), *layers]
+        layers = [*marked("x", metric, limit.limit * scale, words.objective(limit)), *layers]
+    if metric == "goodput":
+        layers = [*marked("x", metric, plan.best.rate, "asked for", "var(--soft)"), *layers]
     better = "right" if metric == "goodput" else "left"
     return Chart(
         key=f"pareto-{metric}",
         title=title,
-        caption=f"Lower and further {better} is better. Pale points miss the SLO. "
-        "Rings are the plan and the best of each other family, with their error bands.",
+        caption=f"Lower and further {better} is better; pale points miss the SLO. "
+        "Rings: the plan and the best of each family, with their error bands.",
         spec=specification(f"Scatter plot: {axis} across, {_COST} upward", height, layer=layers),
         columns=("design", "family", "USD/h", _COST, axis, "SLO"),
         rows=tuple(

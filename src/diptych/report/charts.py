@@ -36,6 +36,7 @@ CONFIG: dict[str, Any] = {
         "labelPadding": 5,
         "labelLimit": 220,
     },
+    "axisQuantitative": {"labelOverlap": "greedy", "labelSeparation": 8},
     "axisY": {"domain": False, "ticks": False},
     "legend": {
         **_TEXT,
@@ -43,10 +44,11 @@ CONFIG: dict[str, Any] = {
         "title": None,
         "orient": "top",
         "direction": "horizontal",
-        "columns": 3,
+        "columns": {"expr": "width < 130 ? 1 : width < 330 ? 2 : 3"},
         "symbolSize": 90,
         "labelLimit": 260,
         "offset": 8,
+        "layout": {"top": {"anchor": "start", "bounds": "full"}},
     },
     "text": {"font": SANS, "fontSize": 12, "fill": "var(--ink)"},
     "bar": {"cornerRadius": 2},
@@ -55,7 +57,8 @@ CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure: `columns` and `rows` repeat its numbers for readers without scripts, screens or patience."""
+    """A figure: `columns` and `rows` repeat its numbers for readers without scripts, screens or patience;
+    `keep_table` leaves them in sight beside the drawing."""
 
     key: str
     title: str
@@ -64,6 +67,7 @@ class Chart:
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     wide: bool = False
+    keep_table: bool = False
 
 
 def specification(description: str, height: Any, **parts: Any) -> dict[str, Any]:
@@ -98,18 +102,21 @@ def palette(names: Sequence[str], colours: Sequence[str]) -> dict[str, Any]:
     return {"domain": list(names), "range": list(colours)}
 
 
-def rule_line(datum: dict[str, Any], channel: str, field: str, label: str) -> list[dict[str, Any]]:
-    """A dashed limit with its label: the SLO, or a percentile."""
-    other = {"align": "left", "dx": 4, "y": 8} if channel == "x" else {"align": "left", "dy": -6, "x": 4}
+def marked(
+    channel: str, field: str, at: float, label: str, colour: str = "var(--bad)", y: int = 8
+) -> list[dict[str, Any]]:
+    """A dashed line at a limit or a percentile, its label to the left of it."""
+    data = values([{field: at}])
+    where = {channel: {"field": field, "type": "quantitative"}}
     return [
         {
-            "data": values([datum]),
-            "mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5, "color": "var(--bad)"},
-            "encoding": {channel: {"field": field, "type": "quantitative"}},
+            "data": data,
+            "mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5, "color": colour},
+            "encoding": where,
         },
         {
-            "data": values([datum]),
-            "mark": {"type": "text", "fontSize": 11, "fill": "var(--bad)", **other},
-            "encoding": {channel: {"field": field, "type": "quantitative"}, "text": {"value": label}},
+            "data": data,
+            "mark": {"type": "text", "fontSize": 11, "fill": colour, "align": "right", "dx": -5, "y": y},
+            "encoding": {**where, "text": {"value": label}},
         },
     ]

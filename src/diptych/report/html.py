@@ -11,13 +11,14 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from diptych.planner.plan import BoundaryPlan, Option, Plan
 from diptych.report import words
 from diptych.report.chart_fleet import fleet_charts
 from diptych.report.chart_pareto import pareto_charts
-from diptych.report.chart_space import space_charts
+from diptych.report.chart_question import question_charts
+from diptych.report.chart_rules import rule_chart
 from diptych.report.charts import CONFIG, Chart
 from diptych.units import format_bandwidth, format_bytes, format_seconds, format_usd
 
@@ -63,16 +64,16 @@ def render(plan: Plan, command: str = "") -> str:
             plan_json=embedded_json(plan.to_dict()),
             charts_json=embedded_json(_specs(groups)),
             charts=groups,
-            headline=words.headline(plan),
+            headline=_unbroken(words.headline(plan)),
             purpose=words.purpose(plan),
-            warnings=[words.advice(text) for text in plan.warnings],
+            warnings=words.warnings(plan),
             facts=facts(plan),
             compared=compared(plan),
             latencies=_latencies(plan.best),
             hinge=hinge(plan.best.boundary) if plan.best.boundary else (),
             workload=_workload(plan),
             question=_question(plan),
-            axes=words.listed(f"{words.plural(number, name)}" for name, number in plan.space.axes.items()),
+            axes=words.axes(plan.space),
             marks=_MARKS,
         )
     )
@@ -121,11 +122,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        percent=words.percent,
+        percent=lambda share: _glued(words.percent(share)),
         count=words.count,
         plural=words.plural,
         sentence=words.sentence,
         member_line=words.member_line,
+        rented=words.rented,
         formats=words.formats,
         wire=words.wire,
         trust=words.trust,
@@ -137,13 +139,13 @@ def _environment() -> Environment:
 
 
 def _charts(plan: Plan) -> dict[str, tuple[Chart, ...]]:
-    space = {chart.key: (chart,) for chart in space_charts(plan)}
+    asked = {chart.key: (chart,) for chart in question_charts(plan)}
     return {
         "pareto": pareto_charts(plan),
         "fleet": fleet_charts(plan),
-        "space": space.get("rules", ()),
-        "flips": space.get("flips", ()),
-        "lengths": space.get("lengths", ()),
+        "space": (rule_chart(plan),),
+        "flips": asked.get("flips", ()),
+        "lengths": asked.get("lengths", ()),
     }
 
 
@@ -154,47 +156,57 @@ def _specs(groups: dict[str, tuple[Chart, ...]]) -> dict[str, Any]:
 def facts(plan: Plan) -> tuple[Fact, ...]:
     """The strip under the headline."""
     best = plan.best
-    rest = f"{format_usd(best.usd_per_mtok_input)} input, {format_usd(best.usd_per_mtok_total)} all tokens"
     size = f"{words.plural(best.accelerators, 'accelerator')}, {words.power(best.power_w)}"
+    parts = f"{format_usd(best.usd_per_mtok_input)} input, {format_usd(best.usd_per_mtok_total)} all tokens"
+    cost = (
+        Fact("Bill", f"{format_usd(best.usd_per_hour)} USD/h", size),
+        Fact("Per million output tokens", f"{format_usd(best.usd_per_mtok_output)} USD", parts),
+    )
     spare = f"{words.percent(best.headroom)} above the load; {words.binding(best)} binds"
     return (
-        Fact("Bill", f"{format_usd(best.usd_per_hour)} USD/h", size),
-        Fact("Per million output tokens", f"{format_usd(best.usd_per_mtok_output)} USD", rest),
-        Fact("TTFT p90", format_seconds(best.ttft.p90), _against(plan, "ttft")),
-        Fact("TPOT p90", format_seconds(best.tpot.p90), _against(plan, "tpot")),
+        *(cost if best.usd_per_hour else (Fact("Owned, not priced", f"{best.accelerators}", size),)),
+        _latency_fact(plan, "ttft"),
+        _latency_fact(plan, "tpot"),
         Fact("Goodput", f"{words.count(best.goodput)} req/s", spare),
     )
 
 
-def _against(plan: Plan, metric: str) -> str:
+def _latency_fact(plan: Plan, metric: str) -> Fact:
+    """A latency at the statistic that the SLO limits, p90 without one."""
     latency = plan.best.ttft if metric == "ttft" else plan.best.tpot
     limit = words.limit(plan, metric)
+    name, value = words.statistic(latency, limit.quantile if limit else 0.9)
     trust = f"{latency.trust.basis} ± {words.percent(latency.trust.band)}"
-    return f"{words.objective(limit)}; {trust}" if limit else trust
+    note = f"limit {format_seconds(limit.limit)}, {trust}" if limit else trust
+    return Fact(f"{metric.upper()} {name}", format_seconds(value), _glued(note))
+
+
+def _unbroken(text: str) -> Markup:
+    """Text whose hyphenated names stay on one line."""
+    parts = (
+        Markup('<span class="name">{}</span>').format(word) if "-" in word else escape(word) for word in text.split(" ")
+    )
+    return Markup(" ").join(parts)
+
+
+def _glued(text: str) -> str:
+    """Text whose signs do not part from their numbers at a line's end."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%").replace("± ", "±\N{NO-BREAK SPACE}")
 
 
 def compared(plan: Plan) -> tuple[Row, ...]:
     """The answer, the baselines that are always shown, then other runners-up: each design once."""
-    reasons = {other.option.label: other.why_not for other in plan.alternatives}
-    rows = [
-        _row(plan, name[0].upper() + name[1:], option, reasons.get(option.label, ""))
-        for name, option in words.named_options(plan)
-    ]
-    shown = {row.option.label for row in rows}
-    rows += [
-        _row(plan, "Runner-up", other.option, other.why_not)
-        for other in plan.alternatives
-        if other.option.label not in shown
-    ]
-    return tuple(rows)
+    named = words.named_options(plan)
+    rows = [_row(plan, name[0].upper() + name[1:], option) for name, option in named]
+    return (*rows, *(_row(plan, "Runner-up", other.option) for other in words.runners_up(plan)))
 
 
-def _row(plan: Plan, name: str, option: Option, why_not: str) -> Row:
+def _row(plan: Plan, name: str, option: Option) -> Row:
     lines = words.fleet_lines(option)
-    if option.label == plan.best.label:
+    if option == plan.best:
         return Row(name, option, lines, why_not="", saves="", chosen=True)
     share = 1 - plan.best.usd_per_hour / option.usd_per_hour if option.usd_per_hour else 0.0
-    return Row(name, option, lines, why_not, words.percent(share), chosen=False)
+    return Row(name, option, lines, words.reason_against(plan, option), words.percent(share), chosen=False)
 
 
 def _latencies(best: Option) -> tuple[tuple[str, Any], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,18 +11,24 @@ from diptych.design.boundary import Codec, Placement
 from diptych.errors import InvalidInput
 from diptych.metrics.slo import SLO, Objective
 from diptych.planner.plan import (
+    Alternative,
+    Answer,
     BoundaryPlan,
     Goal,
+    Latency,
     MemberPlan,
     Option,
     Plan,
     PoolPlan,
     Savings,
+    Space,
     Trust,
     WorkloadSummary,
 )
 from diptych.units import format_seconds, format_usd
 
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_LETTERS = {Role.PREFILL: "P", Role.DECODE: "D", Role.COLOCATED: ""}
 SERIES = ("heterogeneous", "homogeneous, disaggregated", "homogeneous, colocated")
 
 
@@ -51,11 +58,14 @@ def count(value: float) -> str:
 
 
 def big(value: float) -> str:
-    """A large count in three digits.
+    """A large count in three digits, in words while there are words for it.
 
-    >>> big(41_300_000), big(950), big(6_300)
-    ('41.3 million', '950', '6,300')
+    >>> big(41_300_000), big(950), big(6_300), big(2.01e20)
+    ('41.3 million', '950', '6,300', '2.01 × 10²⁰')
     """
+    if value >= 1e15:
+        exponent = math.floor(math.log10(value))
+        return f"{value / 10**exponent:.3g} × 10{str(exponent).translate(_RAISED)}"
     for scale, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if value >= scale:
             return f"{value / scale:.3g} {name}"
@@ -70,6 +80,18 @@ def power(watts: float) -> str:
 def plural(number: int, noun: str) -> str:
     """`3 workers`, `1 worker`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def spaced(name: str) -> str:
+    """A rule's name as words."""
+    return name.replace("_", " ").replace("-", " ")
+
+
+def axes(space: Space) -> str:
+    """How the product of the axes is made up: `3 prefill designs × 2 decode designs + 4 colocated designs`."""
+    terms = {name: f"{big(number)} {name}" for name, number in space.axes.items()}
+    apart = " × ".join(term for name, term in terms.items() if not name.startswith("colocated"))
+    return " + ".join([apart, *(term for name, term in terms.items() if name.startswith("colocated"))])
 
 
 def sentence(text: str) -> str:
@@ -102,6 +124,15 @@ def slo(plan: Plan) -> str:
 def limit(plan: Plan, metric: str) -> Objective | None:
     """The tightest objective on a metric, None when the SLO has none."""
     return min((term for term in objectives(plan) if term.metric == metric), key=lambda term: term.limit, default=None)
+
+
+def statistic(latency: Latency, quantile: float | None) -> tuple[str, float]:
+    """A latency's mean or percentile with its name; the next higher percentile where a plan keeps no such one."""
+    if quantile is None:
+        return "mean", latency.mean
+    kept = ((0.5, latency.p50), (0.9, latency.p90), (0.99, latency.p99))
+    at, value = next(((q, v) for q, v in kept if q >= quantile - 1e-9), kept[-1])
+    return f"p{at * 100:g}", value
 
 
 def listed(parts: Iterable[str]) -> str:
@@ -154,9 +185,33 @@ def pool_line(pool: PoolPlan) -> str:
     return " + ".join(member_line(member) for member in pool.members)
 
 
-def fleet_lines(option: Option) -> tuple[str, ...]:
-    """The pools of a fleet, one line each, under their roles."""
-    return tuple(f"{pool.role} {pool_line(pool)}" for pool in option.pools)
+def fleet_lines(option: Option, brief: bool = False) -> tuple[str, ...]:
+    """A fleet in short lines: its pools under their roles with their formats, and the link between them.
+
+    `brief` writes P and D for the roles, as in 3P5D.
+    """
+    pools = tuple(
+        f"{_LETTERS[pool.role] if brief else pool.role} {pool_line(pool)} {short_formats(pool.members[0])}".strip()
+        for pool in option.pools
+    )
+    link = option.boundary
+    return (*pools, f"over {link.link}, KV {link.wire}, {link.ownership}") if link else pools
+
+
+def short_formats(member: MemberPlan) -> str:
+    """`fp8`, `int4/bf16`, `fp8 (KV bf16)`."""
+    same = member.weights is member.activations
+    compute = str(member.weights) if same else f"{member.weights}/{member.activations}"
+    return compute if same and member.kv is member.weights else f"{compute} (KV {member.kv})"
+
+
+def rented(member: MemberPlan) -> str:
+    """`2 × p5.48xlarge of aws, 4 accelerators idle`; empty when no offer is named."""
+    if not member.offer:
+        return ""
+    idle = f", {plural(member.idle_accelerators, 'accelerator')} idle" if member.idle_accelerators else ""
+    source = f" of {member.provider}" if member.provider and member.provider != member.offer else ""
+    return f"{member.instances} × {member.offer}{source}{idle}"
 
 
 def wire(boundary: BoundaryPlan) -> str:
@@ -169,8 +224,13 @@ def wire(boundary: BoundaryPlan) -> str:
 
 def trust(value: Trust) -> str:
     """`± 12 %, fitted`; says when a number lies outside what was measured."""
-    outside = ", outside the measured range" if value.outside_measured else ""
+    outside = ", extrapolated" if value.outside_measured else ""
     return f"± {percent(value.band)}, {value.basis}{outside}"
+
+
+def short_trust(value: Trust) -> str:
+    """`± 12 % fitted`, a trailing `*` when a number lies outside what was measured."""
+    return f"± {percent(value.band)} {value.basis}{'*' if value.outside_measured else ''}"
 
 
 def verdict(plan: Plan) -> str:
@@ -188,21 +248,46 @@ def rival(plan: Plan) -> Savings | None:
     return min(plan.verdict.savings, key=lambda saving: saving.per_mtok, default=None)
 
 
+def baseline(saving: Savings) -> str:
+    """What a saving is measured against: `the best colocated fleet`."""
+    kind = "colocated" if saving.against == Answer.DO_NOT_DISAGGREGATE else saving.against
+    return f"the best {kind} fleet"
+
+
 def saving(plan: Plan) -> str:
-    """The second half of the headline: what it saves, against what; empty without a baseline."""
+    """The second half of the headline: what the plan gains on its strongest rival; empty without one."""
+    if plan.question.goal is not Goal.RATE:
+        return _carried(plan)
     least = rival(plan)
     if least is None:
         return ""
-    share, what = (least.per_hour, "") if plan.question.goal is Goal.RATE else (least.per_mtok, " per token")
-    against = least.against if least.against.startswith("the ") else f"the {least.against}"
-    if share < 0.0005:
-        return f"as cheap{what} as {against}"
-    return f"{percent(share)} cheaper{what} than {against}"
+    if abs(least.per_hour) < 0.0005:
+        return f"as cheap as {baseline(least)}"
+    return f"{percent(abs(least.per_hour))} {'cheaper' if least.per_hour > 0 else 'dearer'} than {baseline(least)}"
+
+
+def _carried(plan: Plan) -> str:
+    """What a budget or an inventory buys in goodput, beside the best fleet of another kind."""
+    others = [(name, option) for name, option in named_options(plan) if option != plan.best]
+    load = f"{count(plan.best.goodput)} requests/s"
+    if not others:
+        return load
+    name, other = max(others, key=lambda pair: pair[1].goodput)
+    more = plan.best.goodput / other.goodput - 1 if other.goodput else 0.0
+    told = f"{percent(abs(more))} {'more' if more > 0 else 'less'} than" if abs(more) >= 0.0005 else "as much as"
+    return f"{load}, {told} the {name} fleet"
 
 
 def purpose(plan: Plan) -> str:
     """What was asked of the fleet: `at 20 requests/s, holding TTFT p90 < 2 s`."""
-    return f"at {count(plan.best.rate)} requests/s, holding {slo(plan)}"
+    asked = plan.question
+    owned = listed(f"{number} {name}" for name, number in (asked.inventory or {}).items())
+    means = {
+        Goal.RATE: f"at {count(plan.best.rate)} requests/s",
+        Goal.BUDGET: f"for {format_usd(asked.budget_usd_per_hour or 0.0)} USD/h",
+        Goal.INVENTORY: f"on {owned}",
+    }
+    return f"{means[asked.goal]}, holding {slo(plan)}"
 
 
 def headline(plan: Plan) -> str:
@@ -212,8 +297,10 @@ def headline(plan: Plan) -> str:
 
 
 def bill(plan: Plan) -> str:
-    """`41.20 USD/h, 1.92 USD per million output tokens`."""
+    """`41.20 USD/h, 1.92 USD per million output tokens`; owned accelerators may have no price."""
     best = plan.best
+    if not best.usd_per_hour:
+        return f"{plural(best.accelerators, 'accelerator')}, not priced"
     return (
         f"{format_usd(best.usd_per_hour)} USD/h, {format_usd(best.usd_per_mtok_output)} USD per million output tokens"
     )
@@ -247,6 +334,25 @@ def advice(text: str) -> Advice:
     return Advice(what.strip(), why.strip(), fix.strip())
 
 
+def warnings(plan: Plan) -> tuple[Advice, ...]:
+    """What a reader must know first: a saving smaller than its own error band, then the plan's warnings."""
+    told = tuple(advice(text) for text in plan.warnings)
+    doubt = _doubt(plan)
+    return (doubt, *told) if doubt else told
+
+
+def _doubt(plan: Plan) -> Advice | None:
+    least = rival(plan)
+    band = max(plan.best.ttft_decode.trust.band, plan.best.tpot.trust.band)
+    if least is None or not 0 < least.per_mtok < band:
+        return None
+    return Advice(
+        f"The saving of {percent(least.per_mtok)} lies within the error band of the latencies, ± {percent(band)}.",
+        f"two fleets this close may change places; the rival is {least.baseline}.",
+        "measure both fleets on your workload before you commit; diptych validate compares your rows with the model",
+    )
+
+
 def named_options(plan: Plan) -> tuple[tuple[str, Option], ...]:
     """The answer and the baselines that are always shown, each design once, under the name of its part."""
     named = (
@@ -255,10 +361,24 @@ def named_options(plan: Plan) -> tuple[tuple[str, Option], ...]:
         ("best homogeneous disaggregated", plan.disaggregated),
         ("best heterogeneous", plan.heterogeneous),
     )
-    seen: dict[str, tuple[str, Option]] = {}
+    seen: list[tuple[str, Option]] = []
     for name, option in named:
         if option is None:
             continue
-        known = seen.get(option.label)
-        seen[option.label] = (f"{known[0]}, {name}" if known else name, option)
-    return tuple(seen.values())
+        known = next((index for index, (_, other) in enumerate(seen) if other == option), None)
+        if known is None:
+            seen.append((name, option))
+        else:
+            seen[known] = (f"{seen[known][0]}, {name}", option)
+    return tuple(seen)
+
+
+def runners_up(plan: Plan) -> tuple[Alternative, ...]:
+    """The alternatives that are not already among the named options."""
+    named = [option for _, option in named_options(plan)]
+    return tuple(other for other in plan.alternatives if other.option not in named)
+
+
+def reason_against(plan: Plan, option: Option) -> str:
+    """Why an option is not the plan, where the plan says so."""
+    return next((other.why_not for other in plan.alternatives if other.option == option), "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diptych.workload.lengths import Lengths
+from diptych.workload.reuse import Reuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +13,7 @@ class Arrivals:
     """How requests arrive. `rate` is requests/s on average; `cv` the coefficient of variation of the gaps, 1 for Poisson.
 
     `peak_to_mean` compares the busiest minute with the average, `fano` the variance and mean of counts by window in seconds.
-    `measured` says whether timestamps were seen; `offline` marks batch work without a latency to keep.
+    `measured` says whether timestamps were seen; `offline` marks batch work without a latency to keep. A rate of 0 is unknown.
     """
 
     rate: float
@@ -26,7 +27,11 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
-    """A named workload with its source; `requests` is how many stood behind the distribution."""
+    """A named workload with its source; `requests` is how many stood behind the distribution.
+
+    `reuse` is the prefix reuse measured on a trace with block hashes: the hit ratio at any cache capacity. None means unknown,
+    and `lengths.cached` is then zero unless the user gave a hit ratio.
+    """
 
     name: str
     lengths: Lengths
@@ -34,3 +39,4 @@ class Workload:
     requests: int = 0
     source: str = ""
     notes: tuple[str, ...] = field(default_factory=tuple)
+    reuse: Reuse | None = None

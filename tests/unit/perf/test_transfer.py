@@ -167,6 +167,13 @@ class TestPath:
         extra = transfer_seconds(staged, size) - transfer_seconds(direct, size)
         assert extra == pytest.approx(size / 25e9 * 2)  # D2H and H2D over PCIe
 
+    def test_host_staging_through_a_buffer_is_as_quick_as_its_slowest_hop(self) -> None:
+        model, size = model_of(GQA), 10e9
+        slow_wire = path(worker(model), worker(model), rdma(20e9, LinkKind.HOST_STAGED), staging_buffer=25e6)
+        assert transfer_seconds(slow_wire, size) == pytest.approx(1e-3 + 2e-3 + size / 20e9)
+        slow_copy = path(worker(model), worker(model), rdma(50e9, LinkKind.HOST_STAGED), staging_buffer=25e6)
+        assert transfer_seconds(slow_copy, size) == pytest.approx(1e-3 + 2e-3 + size / 25e9)
+
     def test_start_up_of_the_link_is_paid_once_not_per_lane(self) -> None:
         model = model_of(GQA)
         one = path(worker(model, 1), worker(model, 1), rdma(half_size=1e6))
@@ -335,6 +342,15 @@ class TestHandoff:
         assert direct.transient_peak == 2 * size
         assert staged.transient_peak == 4 * size
 
+    def test_every_decode_rank_receives_its_own_latent_unless_attention_is_data_parallel(self) -> None:
+        model = model_of(MLA)
+        alone = handoff(worker(model), worker(model), self.boundary(), 1e5, 1.0)
+        tensor = handoff(worker(model, tp=8), worker(model, tp=8), self.boundary(), 1e5, 1.0)
+        data = handoff(worker(model, dp=8), worker(model, dp=8), self.boundary(), 1e5, 1.0)
+        assert tensor.wire_bytes == 8 * alone.wire_bytes
+        assert data.wire_bytes == alone.wire_bytes
+        assert tensor.transfer == pytest.approx(float(data.transfer))  # eight ports carry eight copies
+
     def test_conversion_is_charged_to_the_side_that_does_it(self) -> None:
         model = model_of(GQA)
         fp8, bf16 = worker(model, kv=Dtype.FP8), worker(model)
@@ -346,6 +362,12 @@ class TestHandoff:
         assert early.prefill_conversion > 0 == early.decode_conversion
         assert mid.staged_conversion > 0 == mid.prefill_conversion + mid.decode_conversion
         assert early.wire_bytes > 1.9 * raw.wire_bytes
+
+    def test_a_narrower_wire_is_paid_for_in_staging_too(self) -> None:
+        model = model_of(GQA)
+        beside = self.boundary(representation=Representation(Codec.QUANTISED, Dtype.FP8, Side.TRANSFER))
+        cost = handoff(worker(model), worker(model), beside, 1e5, 1.0, host_bandwidth=25e9)
+        assert cost.staged_conversion == pytest.approx(2 * 1e5 * 2 * 1024 * 3 / 25e9)  # quantised, and back
 
     def test_prompts_that_stay_local_cost_and_hold_nothing(self) -> None:
         model = model_of(GQA)

@@ -215,23 +215,34 @@ WORKLOAD = WorkloadSummary(
     isl_histogram=tuple(
         (float(a), float(2 * a), s)
         for a, s in zip(
-            (16, 32, 64, 128, 256, 512, 1024, 2048, 4096), (0.01, 0.02, 0.05, 0.09, 0.13, 0.2, 0.3, 0.16, 0.04), strict=True
+            (16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
+            (0.01, 0.02, 0.05, 0.09, 0.13, 0.2, 0.3, 0.16, 0.04),
+            strict=True,
         )
     ),
 )
 
 SPACE = Space(
-    axes={"accelerator": 41, "precision": 9, "parallelism": 12, "link": 11, "wire": 4},
+    axes={"prefill designs": 3400, "decode designs": 3400, "boundaries": 3, "colocated designs": 6620000},
     cartesian=41_300_000,
     effective=1_180_000,
     sized=6_240,
     rules=(
-        RuleCount("nvlink-needs-one-server", "Two servers have no NVLink between them.", 21_000_000, "H100 → H20 over nvlink4"),
-        RuleCount("engine-executes-format", "The engine has no kernel for this format here.", 14_120_000, "A100 fp8 activations"),
+        RuleCount(
+            "nvlink-needs-one-server", "Two servers have no NVLink between them.", 21_000_000, "H100 → H20 over nvlink4"
+        ),
+        RuleCount(
+            "engine-executes-format",
+            "The engine has no kernel for this format here.",
+            14_120_000,
+            "A100 fp8 activations",
+        ),
         RuleCount("weights-fit", "The weights do not fit the memory of one worker.", 5_000_000, "L4 tp1 bf16"),
     ),
     pruned=(
-        RuleCount("dominated-worker", "Another worker is at least as fast at every length and costs no more.", 1_100_000),
+        RuleCount(
+            "dominated-worker", "Another worker is at least as fast at every length and costs no more.", 1_100_000
+        ),
         RuleCount("cost-bound", "Its least possible bill is above one already found.", 73_760),
     ),
 )
@@ -240,9 +251,31 @@ CHECKLIST = (
     CheckItem("Length distributions measured?", "yes", "19,366 requests of azure2023_conv, kept as 96 points."),
     CheckItem("Is the P:D ratio within the budget?", "yes", "2P3D; pools are 81 % and 93 % busy."),
     CheckItem("Is the link sufficient?", "yes", "6.1 GB/s would do; the path gives 50 GB/s."),
-    CheckItem("Does the engine support this pair?", "partly", "vllm moves KV of one dtype only.", "Check the connector's release notes."),
+    CheckItem(
+        "Does the engine support this pair?",
+        "partly",
+        "vllm moves KV of one dtype only.",
+        "Check the connector's release notes.",
+    ),
     CheckItem("Precision mismatch covered?", "no", "int8 on the wire needs a cast at prefill.", "--wire fp8 avoids it"),
     CheckItem("What to fall back to?", "unknown", "No fallback was asked for.", "Keep the colocated fleet's manifest."),
+)
+
+
+FLIPS = (
+    Flip("price:H20-96GB", "USD/h", 1.8, 3.34, 0.9, 7.2, "H100-SXM-80GB → H20-96GB", "H100-SXM-80GB disaggregated",
+         "Above 3.34 USD/h for an H20 the homogeneous disaggregated fleet is cheaper."),
+    Flip("bandwidth", "B/s", 50e9, 4.2e9, 1e9, 100e9, "H100-SXM-80GB → H20-96GB", "H100-SXM-80GB colocated",
+         "Below 4.2 GB/s the transfer breaks the TTFT limit."),
+    Flip("prompt length", "×", 1.0, None, 0.25, 4.0, "H100-SXM-80GB → H20-96GB", "H100-SXM-80GB → H20-96GB",
+         "Between a quarter and four times the prompt length the answer stays."),
+    Flip("prefix hit rate", "share", 0.0, 0.72, 0.0, 0.95, "H100-SXM-80GB → H20-96GB", "H100-SXM-80GB colocated",
+         "Above 72 % prefix hits colocated is cheaper."),
+)  # fmt: skip
+
+UNMEASURED = (
+    "H20-96GB was never measured. Why: its curves come from H100 and carry a band of ±35 %. "
+    "Fix: diptych validate with your own rows"
 )
 
 
@@ -266,8 +299,8 @@ def heterogeneous_plan() -> Plan:
             Answer.HETEROGENEOUS,
             "decode is bound by memory bandwidth, and an H20 gives 1.7 times the bandwidth per dollar",
             (
-                Savings("the best homogeneous colocated fleet", colocated.label, 0.36, 0.36),
-                Savings("the best homogeneous disaggregated fleet", disaggregated.label, 0.31, 0.31),
+                Savings("do not disaggregate", colocated.label, 0.36, 0.36),
+                Savings("homogeneous disaggregated", disaggregated.label, 0.31, 0.31),
             ),
         ),
         best=best,
@@ -280,19 +313,11 @@ def heterogeneous_plan() -> Plan:
             Alternative(colocated, "prefill chunks lengthen the decode step", 20.1),
         ),
         pareto=pareto(best),
-        sensitivity=(
-            Flip("price:H20-96GB", "USD/h", 1.8, 3.34, 0.9, 7.2, "H20-96GB decodes", "H100-SXM-80GB decodes",
-                 "Above 3.34 USD/h for an H20 the homogeneous disaggregated fleet is cheaper."),
-            Flip("bandwidth", "B/s", 50e9, 4.2e9, 1e9, 100e9, "apart", "colocated", "Below 4.2 GB/s the transfer breaks the TTFT limit."),
-            Flip("prompt length", "×", 1.0, None, 0.25, 4.0, "apart", "apart", "Between a quarter and four times the prompt length the answer stays."),
-            Flip("prefix hit rate", "share", 0.0, 0.72, 0.0, 0.95, "apart", "colocated", "Above 72 % prefix hits colocated is cheaper."),
-        ),
+        sensitivity=FLIPS,
         space=SPACE,
         checklist=CHECKLIST,
         assumptions=("Poisson arrivals at the trace's mean rate.", "Instances are rented whole."),
-        warnings=(
-            "H20-96GB was never measured. Why: its curves come from H100 and carry a band of ±35 %. Fix: diptych validate with your own rows",
-        ),
+        warnings=(UNMEASURED,),
         versions={"diptych": "0.1.0", "catalog": "2026-11-29"},
     )  # fmt: skip
 
@@ -311,9 +336,10 @@ def colocated_plan() -> Plan:
         verdict=Verdict(
             Answer.DO_NOT_DISAGGREGATE,
             "prompts are too short to keep a prefill worker busy",
-            (Savings("the best homogeneous disaggregated fleet", "2 × H100", 0.18, 0.18),
-             Savings("the best heterogeneous fleet", plan.best.label, 0.04, 0.04)),
+            (Savings("homogeneous disaggregated", "2 × H100", 0.18, 0.18),
+             Savings("heterogeneous", plan.best.label, 0.04, 0.04)),
         ),
+        alternatives=plan.alternatives[:2],
         warnings=(),
         sensitivity=(),
     )  # fmt: skip

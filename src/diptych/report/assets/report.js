@@ -11,7 +11,7 @@
       tooltip: { disableDefaultStyle: true },
     };
     return vegaEmbed(place, specs[figure.id], options).then(() => {
-      figure.querySelector("details").open = false;
+      figure.querySelector("details:not([data-keep])")?.removeAttribute("open");
     });
   };
   Promise.all([...document.querySelectorAll("figure[id]")].map(draw))

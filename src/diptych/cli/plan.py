@@ -1,0 +1,154 @@
+"""`diptych plan`: from a model, a workload, a price book and an SLO to the cheapest fleet that holds the SLO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from diptych.cli.output import err, out, print_json, progress
+from diptych.cli.plan_inputs import Request, read_request
+from diptych.perf.model import PerfModel
+from diptych.perf.roofline import default_perf
+from diptych.planner.plan import Plan
+from diptych.planner.planning import plan as make_plan
+from diptych.report import words
+from diptych.report.folder import run_files, write_folder
+from diptych.report.tables import plan_text
+
+ASKED, SHARED, PREFILL, DECODE, GIVEN = "Question", "Pin an axis", "Pin prefill", "Pin decode", "Output"
+Words = str | None
+Count = int | None
+
+
+def _option(panel: str, help: str, metavar: str = "TEXT", *names: str) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, show_default=False)
+
+
+def _role(role: str) -> dict[str, Any]:
+    panel = PREFILL if role == "prefill" else DECODE
+    return {
+        "precision": _option(panel, "fp8, or w=fp8 a=bf16 kv=fp8.", "FORMATS"),
+        "weights": _option(panel, "Format of the weights.", "FORMAT"),
+        "activations": _option(panel, "Format of the activations.", "FORMAT"),
+        "kv": _option(panel, "Format of the KV cache.", "FORMAT"),
+        "parallelism": _option(panel, "tp4, or tp4·pp2.", "SHAPE"),
+        "tp": _option(panel, "Tensor parallelism.", "N"),
+        "pp": _option(panel, "Pipeline parallelism.", "N"),
+        "ep": _option(panel, "Expert parallelism.", "N"),
+        "dp": _option(panel, "Data parallelism of attention.", "N"),
+    }
+
+
+P, D = _role("prefill"), _role("decode")
+
+
+def plan(
+    context: typer.Context,
+    model: Annotated[
+        Words, _option(ASKED, "A name of the catalog, a folder, or a Hugging Face config.json.", "MODEL")
+    ] = None,
+    workload: Annotated[
+        Words, _option(ASKED, "A trace, a bundled trace's name, preset:NAME or fixed:2048x128.", "WORKLOAD")
+    ] = None,
+    slo: Annotated[
+        Words, _option(ASKED, '"ttft_p90<2s, tpot_p90<50ms". Only batch work may go without.', "SLO")
+    ] = None,
+    prices: Annotated[Words, _option(ASKED, "A price book of the catalog, or a CSV of yours.", "BOOK")] = None,
+    rate: Annotated[Words, _option(ASKED, "Requests to carry: 20, 1.2k/min. Without: the trace's own.", "RATE")] = None,
+    budget: Annotated[Words, _option(ASKED, "Most goodput for this: 60/h, 1440/day.", "USD")] = None,
+    inventory: Annotated[Words, _option(ASKED, 'Best use of what is owned: "A100-80:8, L40S:16".', "LIST")] = None,
+    prefix_hit: Annotated[
+        Words, _option(ASKED, "Share of every prompt found in a prefix cache: 0.3 or 30%.", "SHARE")
+    ] = None,
+    quality: Annotated[
+        Words, _option(ASKED, "Narrowest weights to choose freely: native, 8bit (default), any.", "FLOOR")
+    ] = None,
+    catalog: Annotated[list[str] | None, _option(ASKED, "Your YAML over the catalog; may be repeated.", "FILE")] = None,
+    prefill: Annotated[Words, _option(SHARED, "Accelerator of prefill; several with commas.", "NAME")] = None,
+    decode: Annotated[Words, _option(SHARED, "Accelerator of decode; several with commas.", "NAME")] = None,
+    interconnect: Annotated[Words, _option(SHARED, "The link between them, such as rdma-400g.", "LINK")] = None,
+    placement: Annotated[Words, _option(SHARED, "disaggregated, same-node, colocated, conditional.", "PLACE")] = None,
+    wire: Annotated[Words, _option(SHARED, "Format of KV on the wire.", "FORMAT")] = None,
+    ownership: Annotated[Words, _option(SHARED, "push or pull.", "WHO")] = None,
+    overlap: Annotated[Words, _option(SHARED, "serial or layerwise.", "WHEN")] = None,
+    engine: Annotated[Words, _option(SHARED, "The engine both roles run, such as vllm.", "ENGINE")] = None,
+    provider: Annotated[Words, _option(SHARED, "Rent from this provider only.", "NAME")] = None,
+    region: Annotated[Words, _option(SHARED, "Rent in this region only.", "NAME")] = None,
+    prefill_precision: Annotated[Words, P["precision"]] = None,
+    prefill_weights: Annotated[Words, P["weights"]] = None,
+    prefill_activations: Annotated[Words, P["activations"]] = None,
+    prefill_kv: Annotated[Words, P["kv"]] = None,
+    prefill_parallelism: Annotated[Words, P["parallelism"]] = None,
+    prefill_tp: Annotated[Count, P["tp"]] = None,
+    prefill_pp: Annotated[Count, P["pp"]] = None,
+    prefill_ep: Annotated[Count, P["ep"]] = None,
+    prefill_dp: Annotated[Count, P["dp"]] = None,
+    decode_precision: Annotated[Words, D["precision"]] = None,
+    decode_weights: Annotated[Words, D["weights"]] = None,
+    decode_activations: Annotated[Words, D["activations"]] = None,
+    decode_kv: Annotated[Words, D["kv"]] = None,
+    decode_parallelism: Annotated[Words, D["parallelism"]] = None,
+    decode_tp: Annotated[Count, D["tp"]] = None,
+    decode_pp: Annotated[Count, D["pp"]] = None,
+    decode_ep: Annotated[Count, D["ep"]] = None,
+    decode_dp: Annotated[Count, D["dp"]] = None,
+    out_folder: Annotated[
+        Words, _option(GIVEN, "Write plan.json, report.html and tables to this folder.", "DIR", "--out")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The plan as one JSON document on stdout.", rich_help_panel=GIVEN)
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="The headline only, and no talk.", rich_help_panel=GIVEN)
+    ] = False,
+) -> None:
+    """Plan the cheapest fleet that carries a workload inside an SLO, heterogeneous or not, with the reasons.
+
+    Nothing is pinned unless you pin it. The same question gives the same answer, byte for byte.
+
+    Examples:
+
+      diptych plan --model Llama-3.1-70B --workload azure2023_conv.csv.gz --rate 20 \\
+          --slo "ttft_p90<2s, tpot_p90<50ms" --prices aws --out runs/conv
+
+      diptych plan --model ./my-model --workload preset:rag --budget 60/h --slo "ttft_p90<4s, tpot_p90<40ms" --prices aws
+
+      diptych plan ... --prefill H100 --decode H20 --interconnect rdma-400g --decode-tp 4
+    """  # fmt: skip
+    perf = default_perf()
+    with progress("planning", quiet) as update:
+        request = read_request(dict(context.params), perf, _say(quiet), update)
+        found = _ask(request, perf, update)
+    written = _write(request, found)
+    _show(found, written, as_json, quiet)
+
+
+def _say(quiet: bool) -> Callable[[str], None]:
+    return lambda text: None if quiet else err.print(text, markup=False)
+
+
+def _ask(request: Request, perf: PerfModel, update: Any) -> Plan:
+    return make_plan(
+        request.model, request.workload, request.slo, catalog=request.catalog, prices=request.prices, rate=request.rate,
+        budget=request.budget, inventory=request.inventory, pins=request.pins, quality=request.quality, perf=perf,
+        progress=update,
+    )  # fmt: skip
+
+
+def _write(request: Request, found: Plan) -> tuple[str, ...]:
+    if request.out is None:
+        return ()
+    files = run_files(found, request.inputs, request.command)
+    return tuple(str(path) for path in write_folder(request.out, files))
+
+
+def _show(found: Plan, written: tuple[str, ...], as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print_json(found.to_dict())
+    elif quiet:
+        out.print(Text(f"{words.headline(found)}; {words.bill(found)}"))
+    else:
+        out.print(plan_text(found, written))

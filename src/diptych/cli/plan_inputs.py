@@ -1,0 +1,283 @@
+"""From the flags of `diptych plan` to a question that can be asked: every mistake found before any work is done."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from diptych.catalog.catalog import Catalog
+from diptych.catalog.model import Model
+from diptych.errors import Finding, InvalidInput
+from diptych.metrics.slo import SLO
+from diptych.perf.model import PerfModel
+from diptych.planner.ask import Pins, ask
+from diptych.report.folder import refusal
+from diptych.units import parse_count, parse_usd_per_hour
+from diptych.workload.lengths import Lengths
+from diptych.workload.load import load_workload
+from diptych.workload.workload import Arrivals, Workload
+
+T = TypeVar("T")
+EXAMPLE_SLO = 'a text such as "ttft_p90<2s, tpot_p90<50ms"'
+_PER = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZES = ("tp", "pp", "ep", "dp")
+_SHOWN = ("as_json", "quiet")
+_FORMATS = ("weights", "activations", "kv")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A question without mistakes, ready for the planner; `inputs` records what it was read from."""
+
+    model: Model | str
+    workload: Workload
+    slo: SLO
+    catalog: Catalog
+    prices: str | None
+    rate: float | None
+    budget: float | None
+    inventory: dict[str, int] | None
+    pins: Pins
+    quality: str
+    out: Path | None
+    command: str
+    inputs: Mapping[str, Any]
+
+
+class Reader:
+    """Reads flags and collects what is wrong with them."""
+
+    def __init__(self, given: Mapping[str, Any], say: Callable[[str], None], progress: Any) -> None:
+        self.given, self.say, self.progress = given, say, progress
+        self.findings: list[Finding] = []
+
+    def attempt(self, where: str, read: Callable[..., T], *arguments: Any, **named: Any) -> T | None:
+        """What `read` returns, or None after noting what it complained about."""
+        try:
+            return read(*arguments, **named)
+        except InvalidInput as error:
+            self.findings.extend(Finding(f.where or where, f.problem, f.expected, f.hint) for f in error.findings)
+        except ValueError as error:
+            self.findings.append(Finding(where, str(error)))
+        return None
+
+    def value(self, name: str, read: Callable[[str], T]) -> T | None:
+        """A flag read by `read`, None when it was not given."""
+        text = self.given.get(name)
+        return None if text is None else self.attempt(flag(name), read, text)
+
+    def need(self, name: str, expected: str) -> None:
+        if self.given.get(name) is None:
+            self.findings.append(Finding(flag(name), "is missing", expected))
+
+    def workload(self, rate: float | None, prefix_hit: float | None) -> Workload | None:
+        spec = self.given.get("workload")
+        if spec is None:
+            return None
+        more = {"prefix_hit": prefix_hit, "say": self.say, "progress": self.progress}
+        return self.attempt("--workload", load_workload, spec, rate, **more)
+
+
+def flag(name: str) -> str:
+    """`--prefill-tp` of `prefill_tp`."""
+    return "--" + name.replace("_", "-")
+
+
+def read_request(
+    given: Mapping[str, Any], perf: PerfModel, say: Callable[[str], None], progress: Any = None
+) -> Request:
+    """Check every flag, read every file, and resolve every name.
+
+    Raises:
+        InvalidInput: all findings at once.
+    """
+    reader = Reader(given, say, progress)
+    reader.need("model", "a name from `diptych catalog models`, a folder or a Hugging Face config.json")
+    reader.need("workload", "a trace, a bundled trace or a preset, such as preset:chat")
+    rate, budget = reader.value("rate", parse_rate), reader.value("budget", parse_usd_per_hour)
+    inventory = reader.value("inventory", parse_inventory)
+    workload = reader.workload(rate, reader.value("prefix_hit", parse_share))
+    slo = _slo(reader, workload)
+    catalog = reader.attempt("--catalog", Catalog.load, *(given.get("catalog") or ())) or Catalog.load()
+    pins = _pins(reader)
+    _goal(reader, rate, workload)
+    out = Path(given["out_folder"]) if given.get("out_folder") else None
+    if out is not None and (finding := refusal(out)):
+        reader.findings.append(finding)
+    quality = given.get("quality") or "8bit"
+    asked = {"prices": given.get("prices"), "rate": rate, "budget": budget, "inventory": inventory, "pins": pins}
+    model = given.get("model") or next(iter(catalog.models))
+    if inventory is not None or given.get("inventory") is None:
+        reader.attempt(
+            "", ask, model, workload or _SOME, slo or SLO(), catalog=catalog, perf=perf, quality=quality, **asked
+        )
+    if reader.findings:
+        raise InvalidInput(_once(reader.findings))
+    assert workload is not None
+    assert slo is not None
+    return Request(
+        model, workload, slo, catalog, given.get("prices"), rate, budget, inventory, pins, quality, out,
+        command_line(given), recorded(given),
+    )  # fmt: skip
+
+
+_SOME = Workload("placeholder", Lengths.fixed(1000, 100), Arrivals(1.0))
+
+
+def _once(findings: list[Finding]) -> list[Finding]:
+    return list(dict.fromkeys(findings))
+
+
+def _slo(reader: Reader, workload: Workload | None) -> SLO | None:
+    """The SLO; only batch work may go without one."""
+    text = reader.given.get("slo")
+    if text is not None:
+        return reader.attempt("--slo", SLO.parse, text)
+    if workload is not None and workload.arrivals.offline:
+        return SLO()
+    reader.need("slo", EXAMPLE_SLO)
+    return None
+
+
+def _goal(reader: Reader, rate: float | None, workload: Workload | None) -> None:
+    """A rate must come from somewhere when a rate is the goal."""
+    given = reader.given
+    if workload is None or given.get("rate") or given.get("budget") or given.get("inventory"):
+        return
+    if not workload.arrivals.rate:
+        problem = f"is missing, and {workload.name} says nothing of arrivals"
+        reader.findings.append(Finding("--rate", problem, "requests/s such as 20, or --budget, or --inventory"))
+
+
+def parse_rate(text: str) -> float:
+    """Requests/s from '20', '1.2k/min', '5000/h'.
+
+    >>> parse_rate("20"), parse_rate("1.2k/min"), parse_rate("0.5/s")
+    (20.0, 20.0, 0.5)
+    """
+    number, _, per = text.strip().partition("/")
+    if per.strip() not in _PER:
+        raise ValueError(f"unknown time {per!r} in {text!r}; a rate takes /s, /min, /h or /d")
+    return parse_count(number) / _PER[per.strip()]
+
+
+def parse_share(text: str) -> float:
+    """A share from '0.3' or '30%'.
+
+    >>> parse_share("30%"), parse_share("0.3")
+    (0.3, 0.3)
+    """
+    value = parse_count(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    if not 0 <= value < 1:
+        raise ValueError(f"{text!r} is not a share from 0 up to, not including, 1")
+    return value
+
+
+def parse_inventory(text: str) -> dict[str, int]:
+    """Owned accelerators from 'A100-80:8, L40S:16'.
+
+    >>> parse_inventory("A100-80:8, L40S:16")
+    {'A100-80': 8, 'L40S': 16}
+    """
+    owned: dict[str, int] = {}
+    findings = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"(.+?)\s*[:=]\s*(\d+)", part)
+        if not match or int(match.group(2)) < 1:
+            findings.append(Finding("--inventory", f"cannot read {part!r}", "NAME:COUNT such as A100-80:8"))
+        elif match.group(1) in owned:
+            findings.append(Finding("--inventory", f"{match.group(1)} is given twice", "one count for each name"))
+        else:
+            owned[match.group(1)] = int(match.group(2))
+    if findings:
+        raise InvalidInput(findings)
+    return owned
+
+
+def _pins(reader: Reader) -> Pins:
+    given = reader.given
+    plain = (
+        "prefill",
+        "decode",
+        "interconnect",
+        "placement",
+        "wire",
+        "ownership",
+        "overlap",
+        "engine",
+        "provider",
+        "region",
+    )
+    roles = {
+        f"{role}_{axis}": combine(reader, role)
+        for axis, combine in (("precision", _precision), ("parallelism", _parallelism))
+        for role in ("prefill", "decode")
+    }
+    return Pins(**{name: given.get(name) for name in plain}, **roles)
+
+
+def _precision(reader: Reader, role: str) -> str | None:
+    """`--ROLE-precision` with the single formats of `--ROLE-weights`, `--ROLE-activations`, `--ROLE-kv` laid over it."""
+    base = reader.given.get(f"{role}_precision")
+    over = {name: reader.given.get(f"{role}_{name}") for name in _FORMATS}
+    single = {name: value for name, value in over.items() if value}
+    if not single:
+        return base
+    parts = {"weights": base, "activations": base} if base and "=" not in base else _parts(base)
+    return " ".join(f"{name}={value}" for name, value in {**parts, **single}.items())
+
+
+def _parts(text: str | None) -> dict[str, str]:
+    names = {"w": "weights", "a": "activations"}
+    pairs = (part.split("=", 1) for part in re.split(r"[\s,]+", text or "") if "=" in part)
+    return {names.get(name, name): value for name, value in pairs}
+
+
+def _parallelism(reader: Reader, role: str) -> str | None:
+    """`--ROLE-parallelism`, or the sizes of `--ROLE-tp`, `--ROLE-pp`, `--ROLE-ep`, `--ROLE-dp`."""
+    base = reader.given.get(f"{role}_parallelism")
+    sizes = {name: size for name in _SIZES if (size := reader.given.get(f"{role}_{name}")) is not None}
+    if base and sizes:
+        named = ", ".join(flag(f"{role}_{name}") for name in sizes)
+        reader.findings.append(Finding(flag(f"{role}_parallelism"), f"is given beside {named}", "one of the two forms"))
+    return base or " ".join(f"{name}{size}" for name, size in sizes.items()) or None
+
+
+def command_line(given: Mapping[str, Any]) -> str:
+    """The command that asks the same question again, quoted for a shell."""
+    words = ["diptych", "plan"]
+    for name, value in asked(given).items():
+        for item in value if isinstance(value, list) else [value]:
+            words += [flag(name), shlex.quote(str(item))]
+    return " ".join(words)
+
+
+def asked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that were given, but those that only say how to show the answer; a repeated one as a list."""
+    named = {"out" if name == "out_folder" else name: value for name, value in given.items() if name not in _SHOWN}
+    return {name: list(value) if isinstance(value, list | tuple) else value for name, value in named.items() if value}
+
+
+def recorded(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was read: the flags, and the size and SHA-256 of every local file they name."""
+    named = [given.get("workload"), given.get("model"), given.get("prices"), *(given.get("catalog") or ())]
+    files = [_fingerprint(path) for path in map(_file, named) if path is not None]
+    return {"flags": asked(given), "files": files}
+
+
+def _file(name: Any) -> Path | None:
+    path = Path(str(name)).expanduser() if name else None
+    if path is not None and path.is_dir():
+        path = path / "config.json"
+    return path if path is not None and path.is_file() else None
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}

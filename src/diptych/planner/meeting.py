@@ -1,0 +1,325 @@
+"""Two sized pools and the boundary between them: what a fleet keeps at a rate, and its cheapest size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from diptych.catalog.interconnect import Link
+from diptych.design.boundary import Boundary, Overlap, Ownership
+from diptych.perf.decode_pool import normal_quantile
+from diptych.perf.estimate import Array
+from diptych.perf.handoff import Handoff, handoff
+from diptych.perf.queueing import Wait
+from diptych.perf.transfer import LinkLoad, transfer_seconds
+from diptych.planner.delay import Delay
+from diptych.planner.enumerate import Candidate, shared_instances
+from diptych.planner.size import MOST_WORKERS, fewest, fluid
+from diptych.planner.stages import DecodeStage, Margins, PrefillStage, answer_seconds, kept, statistic
+
+FULL = 1 - 1e-9
+"""A server this busy has an endless queue."""
+
+
+@dataclass(frozen=True, eq=False)
+class Meeting:
+    """A prefill and a decode candidate with one boundary, their stages, and the path between one worker of each."""
+
+    prefill: Candidate
+    decode: Candidate
+    first: PrefillStage
+    second: DecodeStage
+    boundary: Boundary
+    route: Link
+    relaxed: bool = False
+
+    @cached_property
+    def handoff(self) -> Handoff:
+        """The handoff of each length point. A `relaxed` one takes the best of every way to move the same bytes."""
+        lengths = self.first.load.lengths
+        priced = handoff(
+            self.prefill.worker,
+            self.decode.worker,
+            self.boundary,
+            lengths.isl,
+            self.first.pool.service,
+            link=self.route,
+        )
+        return replace(priced, ownership=Ownership.PULL) if self.relaxed else priced
+
+    def relax(self) -> Meeting:
+        """This meeting with a bound on every ownership and overlap.
+
+        Streamed layer by layer without a dispatch, as a push may be, and reserving memory at the receiver only from the end of
+        prefill, as a pull does. No way to move is faster or holds less, so what this cannot keep, none can.
+        """
+        best = replace(self.boundary, ownership=Ownership.PUSH, overlap=Overlap.LAYERWISE)
+        return replace(self, boundary=best, relaxed=True)
+
+    @cached_property
+    def _wire(self) -> tuple[float, float, float]:
+        """Mean bytes, their squared variation, and the mean seconds of posting beyond bytes/bandwidth and latency."""
+        lengths, size = self.first.load.lengths, self.handoff.wire_bytes
+        mean = lengths.mean(size)
+        variation = max(lengths.mean(size**2) / mean**2 - 1, 0.0) if mean > 0 else 0.0
+        posting = lengths.mean(self.handoff.transfer) - float(self.route.seconds(mean)) if mean > 0 else 0.0
+        return mean, variation, max(posting, 0.0) / self.route.per_piece if self.route.per_piece else 0.0
+
+    @cached_property
+    def _busy(self) -> tuple[float, float]:
+        """Seconds of conversion per request on a prefill and on a decode worker."""
+        lengths = self.first.load.lengths
+        return lengths.mean(self.handoff.prefill_conversion), lengths.mean(self.handoff.decode_conversion)
+
+    def paths(self, prefill_workers: Any, decode_workers: Any) -> Array:
+        """Independent paths between the pools: each DP group of a worker has its own NICs."""
+        mine = np.asarray(prefill_workers, dtype=float) * self.prefill.worker.parallelism.dp
+        theirs = np.asarray(decode_workers, dtype=float) * self.decode.worker.parallelism.dp
+        return np.asarray(np.minimum(mine, theirs))
+
+    def link(self, rate: Any, prefill_workers: Any, decode_workers: Any) -> LinkLoad:
+        """The queue before one path (M/G/1): utilisation, seconds, wait. Only the part that grows with bytes varies."""
+        mean, variation, posted = self._wire
+        each = rate / self.paths(prefill_workers, decode_workers)
+        seconds = float(transfer_seconds(self.route, mean, posted))
+        share = mean / self.route.achievable / seconds if seconds else 0.0
+        busy = np.asarray(each * seconds)
+        left = np.where(busy < 1, 1 - busy, 1.0)
+        waiting = np.where(busy < 1, seconds * (1 + variation * share**2) / 2 / left, np.inf)
+        return LinkLoad(busy, np.asarray(seconds), Wait(np.minimum(busy, 1.0), waiting))
+
+    def delay(self, rate: Any, prefill_workers: Any, decode_workers: Any, extra: Any = 0.0) -> Delay:
+        """TTFT: wait, prefill, conversion, the link's queue, what of the transfer is exposed; plus `extra`."""
+        return self._delay(rate, prefill_workers, self.link(rate, prefill_workers, decode_workers), extra)
+
+    def _delay(self, rate: Any, prefill_workers: Any, load: LinkLoad, extra: Any = 0.0) -> Delay:
+        prefill_workers = np.asarray(prefill_workers, dtype=float)
+        alone = self.first.delay(rate * self._converting, prefill_workers, self.handoff.delay + extra)
+        return Delay(alone.sure, alone.weight, alone.first, load.wait)
+
+    @cached_property
+    def _converting(self) -> float:
+        """How much more a prefill worker does per request because it also converts."""
+        return 1.0 + self._busy[0] / self.first.pool.mean_service
+
+    def margins(self, rate: float, prefill_workers: Any, decode_workers: Any) -> Margins:
+        """How far inside every promise and every capacity this fleet is; counts broadcast."""
+        slo = self.first.load.slo
+        load = self.link(rate, prefill_workers, decode_workers)
+        waiting = np.where(np.isfinite(load.wait.mean), load.wait.mean, 1e9)
+        slower = self.slowdown(rate, decode_workers)
+        margins = self.second.margins(rate, decode_workers, slower, self.reserved(rate, decode_workers, waiting))
+        delay = self._delay(rate, prefill_workers, load)
+        for goal in slo.of("ttft"):
+            margins[f"ttft_{statistic(goal.quantile)}"] = delay.keeps(goal.quantile, goal.limit)
+        if slo.of("e2e"):
+            tpot = self.second.balance(rate, decode_workers)[0].tpot_mean * slower
+            longer = Delay(delay.sure + answer_seconds(self.first.load, tpot), delay.weight, delay.first, delay.second)
+            for goal in slo.of("e2e"):
+                margins[f"e2e_{statistic(goal.quantile)}"] = longer.keeps(goal.quantile, goal.limit)
+        margins["prefill memory"] = self.prefill_room(rate, prefill_workers, waiting)
+        margins["prefill compute"] = FULL - self.prefill_utilisation(rate, prefill_workers)
+        margins["link"] = FULL - load.utilisation
+        return {name: np.where(np.isnan(margin), -1.0, margin) for name, margin in margins.items()}
+
+    def prefill_utilisation(self, rate: Any, workers: Any) -> Array:
+        """Busy share of a prefill worker, conversions included."""
+        return self.first.pool.utilisation(rate * self._converting, workers)
+
+    def slowdown(self, rate: Any, workers: Any) -> Array:
+        """How much longer decode steps take because the workers also convert: 1/(1 − λ·c)."""
+        groups = workers * self.decode.worker.parallelism.dp
+        return np.asarray(1.0 / np.maximum(1.0 - np.asarray(rate) / groups * self._busy[1], 1e-6))
+
+    def reserved(self, rate: Any, workers: Any, waiting: Any) -> Array:
+        """Mean bytes per decode worker reserved for KV on its way."""
+        worker, lengths = self.decode.worker, self.first.load.lengths
+        size = worker.model.kv_bytes(lengths.isl, worker.precision.kv)
+        held = lengths.mean(size * self.handoff.destination_seconds) + lengths.mean(size) * waiting
+        return np.asarray(np.asarray(rate) / workers * held)
+
+    def prefill_room(self, rate: Any, workers: Any, waiting: Any) -> Array:
+        """Share of prefill memory left at the p99 of what is being computed or pinned until released.
+
+        Prompts arrive as Poisson and hold their KV independently, so what is held is a compound Poisson sum.
+        """
+        worker, lengths = self.prefill.worker, self.first.load.lengths
+        size = worker.model.kv_bytes(lengths.isl, worker.precision.kv)
+        each = np.asarray(rate) / np.asarray(workers, dtype=float)
+        seconds = self.first.pool.service + self.handoff.source_seconds()
+        mean = each * (lengths.mean(size * seconds) + lengths.mean(size) * waiting)
+        square = each * (lengths.mean(size**2 * seconds) + lengths.mean(size**2) * waiting)
+        peak = np.maximum(mean + normal_quantile(0.99) * np.sqrt(square), np.max(size))
+        return np.asarray((self.first.kv_capacity - peak) / max(self.first.kv_capacity, 1.0))
+
+    def usd_per_hour(self, prefill_workers: int, decode_workers: int) -> float:
+        """The bill: instances side by side where both pools may share them. Grows with both counts."""
+        shared = shared_instances(self.prefill, prefill_workers, self.decode, decode_workers)
+        if shared is not None:
+            return shared * self.prefill.offer.usd_per_hour
+        return self.prefill.usd_per_hour(prefill_workers) + self.decode.usd_per_hour(decode_workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A meeting with its counts and its bill.
+
+    On `nodes` > 0 servers that each hold their part of both pools, requests stay on their server and each serves an equal share
+    of the rate; 0 joins the pools over the network.
+    """
+
+    meeting: Meeting
+    prefill_workers: int
+    decode_workers: int
+    usd_per_hour: float
+    nodes: int = 0
+
+    def part(self, rate: float) -> tuple[float, float, float]:
+        """(rate, prefill workers, decode workers) of what queues together: one server, or the whole fleet."""
+        groups = max(self.nodes, 1)
+        return rate / groups, self.prefill_workers / groups, self.decode_workers / groups
+
+    def margins(self, rate: float) -> Margins:
+        return self.meeting.margins(*self.part(rate))
+
+    def keeps(self, rate: float) -> bool:
+        return bool(np.all(kept(self.margins(rate))))
+
+
+def cheapest(
+    meeting: Meeting, rate: float, prefill_least: int, decode_least: int, below: float = math.inf
+) -> Sized | None:
+    """The cheapest (N_P, N_D) of a meeting at `rate`, or None when none is below `below` USD/h.
+
+    `prefill_least` and `decode_least` are the counts that a free handoff would need; the link needs as many paths as it is busy.
+    Feasibility is monotone in both counts, so the fewest prefill workers fall as decode workers are added: a staircase. It is
+    walked from the fewest decode workers up, and left when even the fewest prefill workers beside the next step would cost no
+    less than what was found.
+    """
+    busy = float(meeting.link(rate, 1.0, 1.0).utilisation)
+    groups = (meeting.prefill.worker.parallelism.dp, meeting.decode.worker.parallelism.dp)
+    busy *= min(groups)  # seconds of transfer per second, over one path
+    least = max(prefill_least, fluid(busy / groups[0], 1.0)), max(decode_least, fluid(busy / groups[1], 1.0))
+    if meeting.usd_per_hour(*least) >= below or not _possible(meeting):
+        return None
+    best: Sized | None = None
+    decode_workers = least[1]
+    while meeting.usd_per_hour(least[0], decode_workers) < (best.usd_per_hour if best else below):
+        limit = best.usd_per_hour if best else below
+        prefill_workers = _fewest_prefill(meeting, rate, decode_workers, least[0], limit)
+        if prefill_workers is not None:
+            best = Sized(
+                meeting, prefill_workers, decode_workers, meeting.usd_per_hour(prefill_workers, decode_workers)
+            )
+            if prefill_workers == least[0]:
+                break
+        decode_workers += 1
+        if best is None:
+            following = _next_decode(meeting, rate, least[0], decode_workers, below)
+            if following is None:
+                break
+            decode_workers = following
+    return best
+
+
+def _possible(meeting: Meeting) -> bool:
+    """Whether an idle fleet of any size keeps the TTFT promises: no queue, only work, conversion and transfer."""
+    sure = meeting.first.pool.service + meeting.handoff.delay
+    weight = meeting.first.load.lengths.weight
+    for goal in meeting.first.load.slo.of("ttft"):
+        if goal.quantile is None:
+            if float(sure @ weight) > goal.limit:
+                return False
+        elif float(weight @ (sure <= goal.limit)) < goal.quantile - 1e-12:
+            return False
+    return True
+
+
+def _fewest_prefill(meeting: Meeting, rate: float, decode_workers: int, start: int, below: float) -> int | None:
+    """The fewest prefill workers beside `decode_workers` whose bill stays below `below`; None when there are none."""
+    most = _affordable(meeting, decode_workers, below, start)
+    if most < start or not bool(np.all(kept(meeting.margins(rate, _endless(most), decode_workers)))):
+        return None
+    return fewest(lambda workers: kept(meeting.margins(rate, workers, decode_workers)), start, most)
+
+
+def _affordable(meeting: Meeting, decode_workers: int, below: float, start: int) -> int:
+    """The most prefill workers with which the bill stays below `below`; MOST_WORKERS when it does not bound them."""
+    hourly = meeting.prefill.share_per_hour(1)
+    if math.isinf(below) or hourly <= 0:
+        return MOST_WORKERS
+    workers = min(math.ceil(below / hourly), MOST_WORKERS)
+    low = start - 1
+    while workers - low > 1:  # the bill grows with the count
+        middle = (low + workers) // 2
+        low, workers = (middle, workers) if meeting.usd_per_hour(middle, decode_workers) < below else (low, middle)
+    return low
+
+
+def cheapest_on_nodes(
+    meeting: Meeting, rate: float, prefill_least: int, decode_least: int, below: float = math.inf
+) -> Sized | None:
+    """The cheapest count of equal servers that each hold x prefill and y decode workers, over all x and y that fit.
+
+    Fewer workers than a pooled fleet needs never suffice, since splitting a queue only lengthens waits; so n ≥ N_P/x and N_D/y.
+    """
+    offer, sizes = meeting.prefill.offer, (meeting.prefill.worker.accelerators, meeting.decode.worker.accelerators)
+    if not _possible(meeting):
+        return None
+    best: Sized | None = None
+    for x in range(1, offer.gpus // sizes[0] + 1):
+        for y in range(1, (offer.gpus - x * sizes[0]) // sizes[1] + 1):
+            limit = best.usd_per_hour if best else below
+            start = max(-(-prefill_least // x), -(-decode_least // y))
+            most = MOST_WORKERS if math.isinf(limit) else math.ceil(limit / offer.usd_per_hour - 1e-9) - 1
+            nodes = _fewest_nodes(meeting, rate, x, y, start, min(most, MOST_WORKERS))
+            if nodes is not None:
+                best = Sized(meeting, nodes * x, nodes * y, nodes * offer.usd_per_hour, nodes)
+    return best
+
+
+def _fewest_nodes(meeting: Meeting, rate: float, x: int, y: int, start: int, most: int) -> int | None:
+    def keeps(nodes: int) -> bool:
+        return bool(np.all(kept(meeting.margins(rate / nodes, float(x), float(y)))))
+
+    if start > most or not keeps(most):
+        return None
+    low, high = start - 1, most
+    step = 1
+    while low + step < high and not keeps(low + step):
+        low, step = low + step, step * 2
+    high = min(low + step, high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if keeps(middle) else (middle, high)
+    return high
+
+
+def _next_decode(meeting: Meeting, rate: float, prefill_least: int, start: int, below: float) -> int | None:
+    """The decode count to try next when `start` − 1 failed; None when no larger one can do.
+
+    With more decode workers fewer prefill workers can be paid for. If what could be paid for at `start` fails even beside endless
+    decode workers, so does everything further on.
+    """
+    if meeting.usd_per_hour(prefill_least, start) >= below:
+        return None
+    most = _affordable(meeting, start, below, prefill_least)
+    if most < prefill_least or not bool(np.all(kept(meeting.margins(rate, _endless(most), math.inf)))):
+        return None
+    names = ("link", "decode memory")
+
+    def keeps(workers: Array) -> Any:
+        margins = meeting.margins(rate, math.inf, workers)
+        return np.logical_and.reduce(
+            [margins[name] >= 0 for name in margins if name in names or name.startswith("tpot")]
+        )
+
+    return fewest(keeps, start)
+
+
+def _endless(workers: int) -> float:
+    return math.inf if workers >= MOST_WORKERS else workers

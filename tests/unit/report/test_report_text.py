@@ -1,0 +1,152 @@
+"""What a terminal shows, as golden text at 80 columns."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from kept import FOLDER, same
+from rich.console import Console, RenderableType
+from sample_plan import colocated_plan, heterogeneous_plan, hostile_plan
+
+from diptych.planner.plan import Goal, Plan
+from diptych.report import words
+from diptych.report.chart_pareto import pareto_charts
+from diptych.report.explain import explain_text, explanation, why_not
+from diptych.report.folder import as_json
+from diptych.report.html import render
+from diptych.report.tables import plan_text
+from diptych.report.terminal_plot import pareto_plot
+
+
+def printed(body: RenderableType, width: int = 80) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=width, highlight=False).print(body)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("name", ["heterogeneous", "colocated"])
+def test_plan_text(name: str) -> None:
+    plan = heterogeneous_plan() if name == "heterogeneous" else colocated_plan()
+    same(f"plan_{name}.txt", printed(plan_text(plan, ("runs/conv/plan.json", "runs/conv/report.html"))))
+
+
+def test_explain_text() -> None:
+    same("explain_heterogeneous.txt", printed(explain_text(heterogeneous_plan())))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_no_line_is_wider_than_the_terminal_and_no_escape_reaches_a_pipe(width: int) -> None:
+    text = printed(plan_text(heterogeneous_plan()), width) + printed(explain_text(heterogeneous_plan()), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\x1b" not in text
+
+
+def test_names_with_markup_are_shown_as_they_are() -> None:
+    plan = heterogeneous_plan()
+    odd = replace(plan, verdict=replace(plan.verdict, reason="[bold]not markup[/bold]"))
+    assert "[bold]not markup[/bold]" in printed(plan_text(odd))
+    assert "alert" in printed(plan_text(hostile_plan()))
+
+
+def test_headline_names_the_strongest_rival_not_the_weakest() -> None:
+    assert words.headline(heterogeneous_plan()) == (
+        "Prefill on H100-SXM-80GB, decode on H20-96GB: 31 % cheaper than the best homogeneous disaggregated fleet"
+    )
+    assert words.headline(colocated_plan()).startswith("Do not disaggregate, run H100-SXM-80GB colocated: 4 % cheaper")
+
+
+def test_headline_of_a_budget_compares_goodput() -> None:
+    plan = heterogeneous_plan()
+    question = replace(plan.question, goal=Goal.BUDGET, budget_usd_per_hour=60.0)
+    asked = replace(plan, question=question, best=replace(plan.best, goodput=26.0), heterogeneous=None)
+    assert words.headline(asked).endswith("26 requests/s, 11 % more than the best homogeneous colocated fleet")
+    assert words.purpose(asked).startswith("for 60.00 USD/h")
+
+
+def test_an_inventory_without_prices_is_told_without_prices() -> None:
+    plan = heterogeneous_plan()
+    free = replace(plan.best, usd_per_hour=0.0, usd_per_mtok_output=0.0)
+    question = replace(plan.question, goal=Goal.INVENTORY, inventory={"A100-80": 8, "L40S": 16})
+    asked = replace(plan, question=question, best=free, pareto=tuple(replace(p, usd_per_hour=0.0) for p in plan.pareto))
+    assert words.purpose(asked).startswith("on 8 A100-80 and 16 L40S")
+    text = printed(plan_text(asked))
+    assert "16 accelerators, not priced" in text
+    assert "against TPOT" not in text
+    assert not pareto_charts(asked)
+    assert "not priced" in render(asked)
+
+
+@pytest.mark.parametrize(
+    ("share", "told"), [(0.2, "20 % cheaper than"), (-0.2, "20 % dearer than"), (0.0, "as cheap as")]
+)
+def test_headline_of_a_pinned_pair_says_what_the_pin_costs(share: float, told: str) -> None:
+    plan = heterogeneous_plan()
+    (one, _) = plan.verdict.savings
+    pinned = replace(plan, verdict=replace(plan.verdict, savings=(replace(one, per_hour=share, per_mtok=share),)))
+    assert f": {told} the best colocated fleet" in words.headline(pinned)
+
+
+def test_headline_without_a_rival_claims_no_saving() -> None:
+    plan = heterogeneous_plan()
+    alone = replace(plan, verdict=replace(plan.verdict, savings=()))
+    assert words.headline(alone) == "Prefill on H100-SXM-80GB, decode on H20-96GB"
+
+
+def test_no_slo_is_said_in_words() -> None:
+    plan = heterogeneous_plan()
+    batch = replace(plan, question=replace(plan.question, slo="none"))
+    assert words.slo(batch) == "no latency limit"
+    assert "limit" not in words.objective(words.objectives(plan)[0])
+    assert printed(plan_text(batch))
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ("H100 tp2 -> H100 tp4", "20.10 USD/h more: An H100's FLOP idle during decode."),
+        ("H100 -> H20", "is the plan."),
+        ("colocated", "Prefill chunks lengthen the decode step."),
+        ("5 workers", "keeps the SLO at 46.15 USD/h"),
+        ("B200 -> H20", "The plan kept no design like 'B200 -> H20'"),
+    ],
+)
+def test_why_not(asked: str, answer: str) -> None:
+    assert answer in why_not(heterogeneous_plan(), asked)
+
+
+def test_explanation_holds_every_alternative_and_flip() -> None:
+    plan = heterogeneous_plan()
+    told = explanation(plan)
+    assert [a["why_not"] for a in told["alternatives"]] == [a.why_not for a in plan.alternatives]
+    assert len(told["sensitivity"]) == len(plan.sensitivity)
+    assert told["trust"]["decode step"] == {"basis": "roofline", "band": 0.35, "extrapolated": True}
+
+
+def test_plot_keeps_every_point_inside_and_marks_the_plan() -> None:
+    plan = heterogeneous_plan()
+    lines = pareto_plot(plan, width=40, height=8).splitlines()
+    assert sum(line.count("@") for line in lines[:8]) == 1
+    assert max(map(len, lines[:9])) <= 8 + 40
+
+
+def test_plot_of_one_point() -> None:
+    plan = heterogeneous_plan()
+    assert "@" in pareto_plot(replace(plan, pareto=plan.pareto[:1]))
+
+
+@pytest.mark.parametrize("name", ["heterogeneous", "colocated", "hostile"])
+def test_plan_json(name: str) -> None:
+    """The kept files are what the browser test and readers of old runs open."""
+    made = {"heterogeneous": heterogeneous_plan, "colocated": colocated_plan, "hostile": hostile_plan}[name]()
+    same(f"plan_{name}.json", as_json(made.to_dict()))
+    assert Plan.load(FOLDER / f"plan_{name}.json") == made
+
+
+def test_notebook_shows_the_plan_and_escapes_its_names() -> None:
+    shown = heterogeneous_plan()._repr_html_()
+    assert shown.count("<tr>") == 1 + 4
+    assert "35.50" in shown
+    assert "<script" not in hostile_plan()._repr_html_()
+    assert "&lt;script&gt;" in hostile_plan()._repr_html_()
