@@ -114,8 +114,8 @@ class Batch:
             return None
         pool = self.pool
         tokens = sequence.todo + (sequence.osl - sequence.generated if self.reserves else 1)
-        taken = self._take(sequence.blocks, sequence.todo // pool.size) if sequence.blocks and pool.cache is not None else NO_BLOCKS
-        need = -(-tokens // pool.size) - len(taken)
+        taken = self._take(sequence.blocks, sequence.todo // pool.hash_tokens) if sequence.blocks and pool.cache is not None else NO_BLOCKS
+        need = -(-tokens // pool.size) - len(taken) * pool.per_hash
         if not self.has_room(need, steps):
             self.free((0, taken))
             return None
@@ -127,7 +127,7 @@ class Batch:
         sequence.computed = sequence.todo
         sequence.held, taken = holding
         if taken:
-            sequence.taken, sequence.shared = taken, len(taken) * self.pool.size
+            sequence.taken, sequence.shared = taken, len(taken) * self.pool.hash_tokens
         if sequence.blocks and self.pool.cache is not None:
             self._share(sequence)
         self.ready.append(sequence)
@@ -145,7 +145,7 @@ class Batch:
         if pool.cache is not None:
             self.settle()
             if holding[1]:
-                pool.held -= pool.cache.drop(holding[1])
+                pool.held -= pool.cache.drop(holding[1]) * pool.per_hash
         pool.held -= holding[0]
 
     def release(self, sequence: Sequence) -> None:
@@ -167,6 +167,23 @@ class Batch:
                 self._leave(sequence)
                 return True
         return False
+
+    def forget(self) -> None:
+        """Memory is gone: nobody is here, nothing is held or cached."""
+        self.waiting.clear()
+        self.ready.clear()
+        self.partial.clear()
+        self.running.clear()
+        self.chunks = []
+        self.prefilled, self.finished = [], []
+        self.batch = self.context = self.shared = 0
+        self.phases = [0] * self.pool.size
+        pool = self.pool
+        pool.held = 0
+        pool.evicted.clear()
+        if pool.cache is not None:
+            pool.cache.live.clear()
+            pool.cache.idle.clear()
 
     def everyone(self) -> Iterator[Sequence]:
         """Every sequence that waits or runs here."""
@@ -202,7 +219,7 @@ class Batch:
         """Evict idle cached blocks that live ones have grown into. Called before anything shrinks, so that no peak is missed."""
         pool = self.pool
         if pool.cache is not None and pool.cache.idle:
-            pool.evicted.extend(pool.cache.evict(pool.capacity - pool.held - self.growing()))
+            pool.evicted.extend(pool.cache.evict((pool.capacity - pool.held - self.growing()) // pool.per_hash))
 
     # --- one step ---------------------------------------------------------------------------------------------------
 
@@ -234,7 +251,7 @@ class Batch:
         self.step = step = self.step + steps
         self.context += steps * self.batch
         running = self.running
-        if not chunks and running[0][0] > step:
+        if not chunks and (not running or running[0][0] > step):
             return False
         self.finished = finished = []
         self.prefilled = []
@@ -429,9 +446,10 @@ class Batch:
 
     def _reuse(self, sequence: Sequence) -> None:
         """Refer to the cached blocks of a prompt; the last token is always computed, since it gives the first answer token."""
-        size = self.pool.size
-        sequence.taken = self._take(sequence.blocks, (sequence.todo - 1) // size)
-        sequence.shared = sequence.computed = len(sequence.taken) * size
+        span = self.pool.hash_tokens
+        sequence.taken = self._take(sequence.blocks, (sequence.todo - 1) // span)
+        sequence.shared = len(sequence.taken) * span
+        sequence.computed = max(sequence.computed, sequence.shared)
 
     def _take(self, hashes: tuple[Any, ...], most: int) -> list[Any]:
         """Refer to the leading blocks that are cached, `most` at most."""
@@ -439,19 +457,18 @@ class Batch:
         assert cache is not None
         self.settle()
         taken = list(hashes[: min(cache.match(hashes), most)])
-        self.pool.held += cache.take(taken)
+        self.pool.held += cache.take(taken) * self.pool.per_hash
         return taken
 
     def _share(self, sequence: Sequence) -> None:
         """Let others find the blocks of a prompt just computed."""
-        cache, size = self.pool.cache, self.pool.size
-        assert cache is not None
-        full = sequence.blocks[len(sequence.taken) : min(len(sequence.blocks), sequence.todo // size)]
-        mine, _ = cache.add(full)
+        pool = self.pool
+        assert pool.cache is not None
+        full = sequence.blocks[len(sequence.taken) : sequence.prompt // pool.hash_tokens]
+        mine, _ = pool.cache.add(full)
         sequence.taken = [*sequence.taken, *mine]
-        sequence.shared += len(mine) * size
-        if not self.reserves or sequence.hands_off:
-            sequence.held -= len(mine)
+        sequence.shared += len(mine) * pool.hash_tokens
+        sequence.held -= len(mine) * pool.per_hash
 
 
 def _admission(entry: tuple[int, int, Sequence]) -> int:

@@ -22,14 +22,25 @@ def blocks_for(tokens: int, size: int) -> int:
 
 
 class BlockPool:
-    """Blocks of `size` tokens. `held` of the `capacity` are taken, shared ones included; cached ones yield to any need."""
+    """Blocks of `size` tokens. `held` of the `capacity` are taken, shared ones included; cached ones yield to any need.
 
-    __slots__ = ("cache", "capacity", "evicted", "held", "size")
+    With `hash_tokens` prompts carry a hash per that many tokens (a multiple of `size`), and prefixes are cached by them.
+    """
 
-    def __init__(self, capacity: int, size: int = 16, *, caches: bool = False) -> None:
+    __slots__ = ("cache", "capacity", "evicted", "hash_tokens", "held", "per_hash", "size")
+
+    def __init__(self, capacity: int, size: int = 16, *, hash_tokens: int = 0) -> None:
+        assert hash_tokens % size == 0, f"hashes of {hash_tokens} tokens over blocks of {size}"
         self.capacity, self.size, self.held = capacity, size, 0
-        self.cache = PrefixCache() if caches else None
+        self.hash_tokens = hash_tokens
+        self.per_hash = hash_tokens // size  # blocks
+        self.cache = PrefixCache() if hash_tokens else None
         self.evicted: list[Any] = []  # hashes that left the cache, for whoever moves them to another tier
+
+    @property
+    def cached(self) -> int:
+        """Blocks that hold a known prefix, referenced or not."""
+        return (len(self.cache.live) + len(self.cache.idle)) * self.per_hash if self.cache else 0
 
 
 class PrefixCache:
@@ -94,8 +105,15 @@ class PrefixCache:
                 freed += 1
         return freed
 
+    def keep(self, hashes: Iterable[Any]) -> None:
+        """Hold blocks fetched from elsewhere, most recent last, until somebody refers to them or they are evicted."""
+        for key in hashes:
+            if key not in self.live:
+                self.idle[key] = None
+                self.idle.move_to_end(key)
+
     def evict(self, room: int) -> list[Any]:
-        """Keep at most `room` idle blocks; the hashes that had to go, oldest first."""
+        """Keep at most `room` idle hashes; those that had to go, oldest first."""
         gone = []
         while len(self.idle) > max(room, 0):
             gone.append(self.idle.popitem(last=False)[0])

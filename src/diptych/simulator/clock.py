@@ -59,10 +59,12 @@ class Clock:
         self.heap: list[tuple[int, int, int, Target]] = [(NEVER, 0, 0, _End())]
         self.count = 0
 
-    def at(self, time: int, rank: int, function: Callable[[int, Any], None], about: Any = None) -> None:
+    def at(self, time: int, rank: int, function: Callable[[int, Any], None], about: Any = None) -> Call:
         """Call `function(time, about)` at `time`; equal times and ranks in order of calling."""
         self.count += 1
-        heappush(self.heap, (time, rank, self.count, Call(function, about)))
+        call = Call(function, about)
+        heappush(self.heap, (time, rank, self.count, call))
+        return call
 
     def run_before(self, time: int) -> None:
         """Let everything before `time` happen."""

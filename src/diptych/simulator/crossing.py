@@ -18,11 +18,12 @@ class Crossing:
     conversion), `before` and `after` are ps of conversion that the prefill and the decode engine spend.
     """
 
-    __slots__ = ("after", "before", "block", "boundary", "bytes", "decode", "fixed", "link", "prefill")
+    __slots__ = ("after", "before", "block", "boundary", "bytes", "converts", "decode", "fixed", "link", "prefill")
 
     def __init__(self, prefill: Worker, decode: Worker, boundary: Boundary, block: int, nics: tuple[float, float]) -> None:
         self.prefill, self.decode, self.boundary, self.block = prefill, decode, boundary, block
         self.link: Link = path(prefill, decode, boundary.link, *nics)
+        self.converts = False  # the decode engine does
         self.bytes: list[int] = []
         self.fixed: list[int] = []
         self.before: list[int] = []
@@ -44,6 +45,7 @@ class Crossing:
             bandwidth = self.prefill.accelerator.pcie_bandwidth
             fixed = fixed + staged_conversion_seconds(model, count, made, used, bandwidth)
             before = after = np.zeros_like(count)
+        self.converts = bool(after.any())
         self.bytes = np.ceil(size).astype(np.int64).tolist()
         self.fixed, self.before, self.after = ([*np.rint(t * PS).astype(np.int64).tolist()] for t in (fixed, before, after))
 

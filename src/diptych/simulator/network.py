@@ -8,10 +8,10 @@ heap operation and not one per transfer. All integers: what was taken is given b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
-from diptych.simulator.clock import FLOW, MESSAGE, PS, Clock
+from diptych.simulator.clock import FLOW, MESSAGE, PS, Call, Clock
 
 
 class Port:
@@ -64,11 +64,12 @@ class Route:
 class Network:
     """All ports and routes. `arrived(about, now)` is called when a transfer's last byte is there."""
 
-    __slots__ = ("arrived", "clock", "count", "routes")
+    __slots__ = ("arrived", "clock", "count", "pending", "routes")
 
     def __init__(self, clock: Clock, arrived: Callable[[Any, int], None]) -> None:
         self.clock, self.arrived, self.count = clock, arrived, 0
         self.routes: list[Route] = []
+        self.pending: dict[int, list[Call]] = {}  # transfers that wait to enter a route, by whom they are about
 
     def route(self, out: Port, into: Port, limit: int) -> Route:
         """A new route between two ports."""
@@ -84,7 +85,7 @@ class Network:
         out, into = route.out, route.into
         if out.active or into.active:
             if fixed:
-                self.clock.at(now + fixed, MESSAGE, self._send, (route, size, about))
+                self._later(now + fixed, route, size, about)
             else:
                 self._put(route, size, about, now)
             return
@@ -98,7 +99,15 @@ class Network:
         if rate:
             heappush(self.clock.heap, (start - (-size * PS // rate), route.rank, number, route))
 
+    def _later(self, start: int, route: Route, size: int, about: Any) -> None:
+        call = self.clock.at(start, MESSAGE, self._send, (route, size, about))
+        self.pending.setdefault(id(about), []).append(call)
+
     def _send(self, now: int, about: tuple[Route, int, Any]) -> None:
+        waiting = self.pending[id(about[2])]
+        waiting[:] = [call for call in waiting if call.about is not about]
+        if not waiting:
+            del self.pending[id(about[2])]
         self._put(*about, now)
 
     def _put(self, route: Route, size: int, about: Any, now: int) -> None:
@@ -118,7 +127,7 @@ class Network:
         """Another transfer starts before a promised one: that one enters by an event like any other."""
         ((target, _, about),) = route.transfers
         size = (target - route.served) // PS
-        self.clock.at(route.since, MESSAGE, self._send, (route, size, about))
+        self._later(route.since, route, size, about)
         self._clear(route)
         route.moved -= size
         route.since = 0
@@ -130,19 +139,22 @@ class Network:
         del route.out.active[route.rank], route.into.active[route.rank]
 
     def stop(self, route: Route, about: Any, now: int) -> None:
-        """Take a transfer off the route before its end."""
+        """Take everything that is about somebody off the route, and what waits to enter it."""
+        for call in self.pending.pop(id(about), ()):
+            call.function = _nothing
         if route.since > now:
             self._unpromise(route)
+            self.stop(route, about, now)
             return
         self._advance(route, now)
         kept = [entry for entry in route.transfers if entry[2] is not about]
         if len(kept) == len(route.transfers):
             return
-        for entry in route.transfers:
-            if entry[2] is about:
-                route.moved -= (entry[0] - route.served) // PS
-        kept.sort()
-        route.transfers = kept
+        for target, _, owner in route.transfers:
+            if owner is about:
+                route.moved -= (target - route.served) // PS
+        heapify(kept)
+        route.transfers[:] = kept
         self.left(route, now)
 
     def changed(self, ports: Iterable[Port], now: int) -> None:
@@ -216,3 +228,7 @@ class Network:
         if rate:
             wait = -(-(route.transfers[0][0] - route.served) // rate)
             heappush(self.clock.heap, (now + max(wait, 0), route.rank, number, route))
+
+
+def _nothing(now: int, about: Any) -> None:
+    """What a call does that was called off."""

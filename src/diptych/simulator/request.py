@@ -14,10 +14,10 @@ class Request(Portable):
     """A sequence with its timestamps in ps, −1 before they happen.
 
     `started` its first chunk was scheduled, `first` its first token was computed, `moved` the target owned its KV, `decoding` it
-    joined a decode batch.
+    joined a decode batch. `sent` bytes of its KV left before the whole was computed, `flights` parts are on the way.
     """
 
-    __slots__ = ("arrival", "decoding", "first", "moved", "retries", "started")
+    __slots__ = ("arrival", "decoding", "first", "flights", "moved", "retries", "sent", "started")
 
     def __init__(self, id: int, arrival: int, prompt: int, osl: int, blocks: tuple[Any, ...] = ()) -> None:
         # The fields of Sequence and Portable, written once more: three calls would take longer than the rest of an arrival.
@@ -27,6 +27,7 @@ class Request(Portable):
         self.osl = osl
         self.blocks = blocks
         self.computed = self.generated = self.held = self.shared = self.epoch = self.finish = self.order = self.retries = 0
+        self.sent = self.flights = 0
         self.started = self.first = self.moved = self.decoding = -1
         self.taken = NO_BLOCKS
         self.hands_off = False

@@ -49,6 +49,8 @@ class VirtualWorker(Batch):
         "active",
         "asking",
         "busy",
+        "convert",
+        "debt",
         "difference",
         "done",
         "early",
@@ -62,6 +64,7 @@ class VirtualWorker(Batch):
         "skip",
         "start",
         "steps",
+        "stream",
         "stretch",
         "table",
         "up",
@@ -83,6 +86,9 @@ class VirtualWorker(Batch):
         self.busy = self.steps = 0  # ps spent in steps, and how many
         self.load = 0  # prompt tokens routed here and not done: what a router sees
         self.asking: deque[Any] = deque()  # handoffs that wait for blocks here
+        self.debt = 0  # ps of conversions to do before the next step
+        self.convert: Callable[[Request], int] | None = None  # ps of converting a prompt before it leaves
+        self.stream: Callable[[Request, int, int, int], None] | None = None  # told of chunks whose KV may leave early
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -98,6 +104,10 @@ class VirtualWorker(Batch):
             self.begin(now)
         elif not self.chunks:
             self.move_on(now)
+
+    def owe(self, duration: int) -> None:
+        """The engine must convert KV for `duration` ps before its next step."""
+        self.debt += duration
 
     def poke(self, now: int) -> None:
         """Something joined the queue or blocks came free: begin if idle, else plan anew at the next boundary."""
@@ -119,14 +129,25 @@ class VirtualWorker(Batch):
 
     def ahead(self, now: int) -> int:
         """Steps of the run in progress up to its first boundary not before `now`; 0 at that boundary already, or idle."""
-        if not self.active or (self.early and now <= self.start):
+        if not self.active or not self.stretch or (self.early and now <= self.start):
             return 0
         return min(steps_until(now - self.start, self.first, self.difference), self.stretch)
+
+    def occupied(self, now: int) -> int:
+        """Blocks that live sequences will hold at the first boundary after `now`."""
+        return self.pool.held + self.growing(self.ahead(now + 1))
+
+    def busy_until(self, now: int) -> int:
+        """ps spent in steps up to `now`."""
+        return self.busy + (now - self.start if self.active else 0)
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def begin(self, now: int, early: bool = False) -> None:
         """Plan the next step, or run of steps, from `now` on, and schedule its end."""
+        if self.debt:
+            self._convert(now)
+            return
         count = self._join(now) if self.ready else self.plan()
         if not count:
             return
@@ -171,10 +192,10 @@ class VirtualWorker(Batch):
         """Be at the first boundary not before `now` already, and plan from there, if nothing but a joining can happen then."""
         start, count = self.start, 0
         if not self.early or now > start:
-            count = steps_until(now - start, self.first, self.difference)
+            count = steps_until(now - start, self.first, self.difference) if self.stretch else 0
             if count >= self.stretch:
                 return  # the run ends there anyway
-        if self.waiting or self.partial or not self.has_room(0, count):
+        if self.waiting or self.partial or self.debt or not self.has_room(0, count):
             self.cut(now)
             return
         if count:
@@ -196,6 +217,32 @@ class VirtualWorker(Batch):
         end = start + count * self.first + self.difference * (count * (count - 1) >> 1)
         heappush(self.heap, (end, self.rank, number, self))
 
+    def die(self, now: int) -> None:
+        """The worker stops and its memory is gone. Its sequences know how far they got: to the last boundary before `now`."""
+        if self.active:
+            self.busy += now - self.start
+            if self.early and now <= self.start:
+                passed = -1  # it was moved on past this moment
+            else:
+                passed = steps_until(now - self.start, self.first, self.difference) - 1 if self.stretch else 0
+            self.steps += passed
+            self.step += passed
+        for finish, _, sequence in self.running:
+            sequence.generated = max(sequence.osl - finish + self.step, sequence.todo - sequence.prompt + 1)
+        self.up = self.active = False
+        self.number += 1
+        self.load = self.debt = 0
+        self.asking.clear()
+        self.forget()
+
+    def _convert(self, now: int) -> None:
+        """A step without tokens: KV that arrived is brought into this engine's format."""
+        self.stretch, self.start, self.early, self.active = 0, now, False, True
+        self.first = self.difference = 0
+        self.number = number = self.number + 1
+        heappush(self.heap, (now + self.debt, self.rank, number, self))
+        self.debt = 0
+
     def _join(self, now: int) -> int:
         """Plan a step that sequences handed over may join."""
         ready = tuple(self.ready)
@@ -206,13 +253,19 @@ class VirtualWorker(Batch):
         return count
 
     def _prompt_ps(self, now: int) -> int:
-        """Duration of a step with prompts in it."""
-        for request, _ in self.chunks:
+        """Duration of a step with prompts in it, and of making ready for the handoff those that it completes."""
+        self.difference = 0
+        if self.batch and self.rules.mixes:
+            took = self.table.mixed_ps(self.tokens, self.pairs, self.batch, self.context)
+        else:
+            took = self.table.prompt_ps(self.tokens, self.pairs)
+        for request, tokens in self.chunks:
             if request.started < 0:
                 request.started = now
-        self.first, self.difference = 0, 0
-        if self.batch and self.rules.mixes:
-            self.first = self.table.mixed_ps(self.tokens, self.pairs, self.batch, self.context)
-        else:
-            self.first = self.table.prompt_ps(self.tokens, self.pairs)
-        return self.first
+            if request.hands_off:
+                if self.convert is not None and request.computed + tokens >= request.todo:
+                    took += self.convert(request)
+                if self.stream is not None:
+                    self.stream(request, tokens, now, took)
+        self.first = took
+        return took
