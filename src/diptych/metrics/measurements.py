@@ -44,7 +44,7 @@ class RequestColumns:
 
     @property
     def finished(self) -> NDArray[np.bool_]:
-        return self.outcome == Outcome.FINISHED
+        return np.equal(self.outcome, int(Outcome.FINISHED))
 
     @property
     def ttft_prefill(self) -> Floats:
@@ -155,7 +155,9 @@ class Measurements:
     def csv(self) -> str:
         """The same rows as CSV."""
         out = io.StringIO()
-        writer = csv.DictWriter(out, ["id", *TIMES, *COUNTS[1:], "ttft_prefill", "ttft", "tpot", "e2e"], lineterminator="\n")
+        writer = csv.DictWriter(
+            out, ["id", *TIMES, *COUNTS[1:], "ttft_prefill", "ttft", "tpot", "e2e"], lineterminator="\n"
+        )
         writer.writeheader()
         writer.writerows(self._rows())
         return out.getvalue()

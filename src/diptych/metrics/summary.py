@@ -28,8 +28,10 @@ class Spread:
         """Over the values that are not NaN."""
         values = values[~np.isnan(values)]
         if not len(values):
-            return cls(*[float("nan")] * 6)
-        return cls(float(values.mean()), *(float(q) for q in np.quantile(values, QUANTILES)), float(values.max()))
+            nan = float("nan")
+            return cls(nan, nan, nan, nan, nan, nan)
+        p50, p90, p95, p99 = (float(q) for q in np.quantile(values, QUANTILES))
+        return cls(float(values.mean()), p50, p90, p95, p99, float(values.max()))
 
 
 @dataclass(frozen=True, slots=True)

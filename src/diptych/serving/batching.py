@@ -19,18 +19,22 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from diptych.serving.blocks import BlockPool
 from diptych.serving.request import NO_BLOCKS, Sequence, Stage
 
 QUEUED, PREFILLING, HANDING_OFF, DECODING, FINISHED = (
-    Stage.QUEUED, Stage.PREFILLING, Stage.HANDING_OFF, Stage.DECODING, Stage.FINISHED
+    Stage.QUEUED,
+    Stage.PREFILLING,
+    Stage.HANDING_OFF,
+    Stage.DECODING,
+    Stage.FINISHED,
 )
 
+S = TypeVar("S", bound=Sequence)
 Holding = tuple[int, list[Any]]
 """Blocks held alone, and the hashes of those shared."""
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class BatchRules:
     reserve: bool = False
 
 
-class Batch:
+class Batch(Generic[S]):
     """The queue and the running set of one engine."""
 
     __slots__ = (
@@ -72,16 +76,16 @@ class Batch:
 
     def __init__(self, rules: BatchRules, pool: BlockPool) -> None:
         self.rules, self.pool, self.reserves = rules, pool, rules.reserve
-        self.waiting: deque[Sequence] = deque()
-        self.ready: deque[Sequence] = deque()  # KV is here, no slot yet
-        self.partial: list[Sequence] = []  # prompts begun
-        self.running: list[tuple[int, int, Sequence]] = []  # heap of (finishing step, order, sequence)
+        self.waiting: deque[S] = deque()
+        self.ready: deque[S] = deque()  # KV is here, no slot yet
+        self.partial: list[S] = []  # prompts begun
+        self.running: list[tuple[int, int, S]] = []  # heap of (finishing step, order, sequence)
         self.batch = self.context = self.shared = self.step = self.order = self.preemptions = 0
         self.phases = [0] * pool.size
-        self.chunks: list[tuple[Sequence, int]] = []  # of the step planned last: (sequence, tokens)
+        self.chunks: list[tuple[S, int]] = []  # of the step planned last: (sequence, tokens)
         self.tokens = self.pairs = 0  # of these chunks: tokens, and token pairs their attention forms
-        self.prefilled: list[Sequence] = []
-        self.finished: list[Sequence] = []
+        self.prefilled: list[S] = []
+        self.finished: list[S] = []
 
     @property
     def idle(self) -> bool:
@@ -95,7 +99,7 @@ class Batch:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: S) -> None:
         """A sequence whose KV must be computed here joins the queue."""
         if not self.rules.shortest_first:
             self.waiting.append(sequence)
@@ -105,7 +109,7 @@ class Batch:
             place -= 1
         self.waiting.insert(place, sequence)
 
-    def reserve(self, sequence: Sequence, steps: int = 0) -> Holding | None:
+    def reserve(self, sequence: S, steps: int = 0) -> Holding | None:
         """Hold the blocks that a sequence handed over needs for its first step; None when they are not free `steps` from now.
 
         Prefix blocks that are here already are shared, not reserved again. A preempted sequence that waits for blocks goes first.
@@ -114,7 +118,11 @@ class Batch:
             return None
         pool = self.pool
         tokens = sequence.todo + (sequence.osl - sequence.generated if self.reserves else 1)
-        taken = self._take(sequence.blocks, sequence.todo // pool.hash_tokens) if sequence.blocks and pool.cache is not None else NO_BLOCKS
+        taken = (
+            self._take(sequence.blocks, sequence.todo // pool.hash_tokens)
+            if sequence.blocks and pool.cache is not None
+            else NO_BLOCKS
+        )
         need = -(-tokens // pool.size) - len(taken) * pool.per_hash
         if not self.has_room(need, steps):
             self.free((0, taken))
@@ -122,7 +130,7 @@ class Batch:
         pool.held += need
         return need, taken
 
-    def join(self, sequence: Sequence, holding: Holding) -> None:
+    def join(self, sequence: S, holding: Holding) -> None:
         """A sequence whose KV is here, in the blocks reserved for it, may decode from the next step on."""
         sequence.computed = sequence.todo
         sequence.held, taken = holding
@@ -132,7 +140,7 @@ class Batch:
             self._share(sequence)
         self.ready.append(sequence)
 
-    def detach(self, sequence: Sequence) -> Holding:
+    def detach(self, sequence: S) -> Holding:
         """What a sequence holds here, from now on held in its handoff's name until `free`."""
         holding = sequence.held, sequence.taken
         sequence.held = sequence.shared = 0
@@ -148,11 +156,11 @@ class Batch:
                 pool.held -= pool.cache.drop(holding[1]) * pool.per_hash
         pool.held -= holding[0]
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: S) -> None:
         """Blocks that a sequence holds outside the decode batch are free again."""
         self.free(self.detach(sequence))
 
-    def remove(self, sequence: Sequence) -> bool:
+    def remove(self, sequence: S) -> bool:
         """Forget a sequence wherever it is, blocks and all; False when it is not here."""
         for queue in (self.waiting, self.ready, self.partial):
             if sequence in queue:
@@ -185,7 +193,7 @@ class Batch:
             pool.cache.live.clear()
             pool.cache.idle.clear()
 
-    def everyone(self) -> Iterator[Sequence]:
+    def everyone(self) -> Iterator[S]:
         """Every sequence that waits or runs here."""
         yield from self.waiting
         yield from self.ready
@@ -320,8 +328,8 @@ class Batch:
                 slots -= 1
         return bool(self.chunks)
 
-    def _admit(self, sequence: Sequence, left: int) -> int:
-        """Give a waiting sequence the blocks of its first chunk, or of all it will ever need. Tokens scheduled, 0 without room."""
+    def _admit(self, sequence: S, left: int) -> int:
+        """Give a waiting sequence the blocks of its first chunk, or of all it will need. Tokens scheduled, 0 without room."""
         pool = self.pool
         if sequence.blocks and pool.cache is not None:
             self._reuse(sequence)
@@ -348,14 +356,14 @@ class Batch:
         self.pairs += tokens * (2 * sequence.computed + tokens)  # twice the pairs of n(past + n/2)
         return tokens
 
-    def _not_now(self, sequence: Sequence) -> int:
+    def _not_now(self, sequence: S) -> int:
         """It stays where it was, and so do the cached blocks it looked at."""
         if sequence.taken:
             self.release(sequence)
             sequence.computed = 0
         return 0
 
-    def _chunk(self, sequence: Sequence, left: int) -> int:
+    def _chunk(self, sequence: S, left: int) -> int:
         """The next chunk of a prompt begun; others, or itself, are preempted when its blocks are not free. Tokens scheduled."""
         if not sequence.order:
             return 0  # preempted for an older prompt of this step
@@ -374,7 +382,7 @@ class Batch:
         self.pairs += tokens * (2 * sequence.computed + tokens)
         return tokens
 
-    def _prefilled(self, sequence: Sequence) -> None:
+    def _prefilled(self, sequence: S) -> None:
         """A prompt is complete: its first token (or the next one, after a loss) is out."""
         self.prefilled.append(sequence)
         if sequence.blocks and self.pool.cache is not None:
@@ -389,7 +397,7 @@ class Batch:
         else:
             self._start(sequence)
 
-    def _start(self, sequence: Sequence) -> None:
+    def _start(self, sequence: S) -> None:
         """Into the decode batch: its blocks are counted by phase from now on."""
         if not sequence.order:
             self.order = sequence.order = self.order + 1
@@ -407,7 +415,7 @@ class Batch:
             sequence.held = 0
             self.phases[(step - context) % pool.size] += 1
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: S) -> None:
         """Out of the decode batch (and already out of its heap): how far it got, its blocks free."""
         pool, step = self.pool, self.step
         if pool.cache is not None:
@@ -422,7 +430,7 @@ class Batch:
         if sequence.held or sequence.taken:
             self.release(sequence)
 
-    def _last(self) -> Sequence:
+    def _last(self) -> S:
         """The sequence admitted last."""
         newest = max(self.running, key=_admission, default=None)
         if self.partial and (newest is None or self.partial[-1].order > newest[1]):
@@ -430,7 +438,7 @@ class Batch:
         assert newest is not None, "preemption of an empty batch"
         return newest[2]
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: S) -> None:
         """Its KV goes; it waits first in line to be computed again."""
         self.preemptions += 1
         if sequence in self.partial:
@@ -444,7 +452,7 @@ class Batch:
         sequence.order = 0
         self.waiting.appendleft(sequence)
 
-    def _reuse(self, sequence: Sequence) -> None:
+    def _reuse(self, sequence: S) -> None:
         """Refer to the cached blocks of a prompt; the last token is always computed, since it gives the first answer token."""
         span = self.pool.hash_tokens
         sequence.taken = self._take(sequence.blocks, (sequence.todo - 1) // span)
@@ -460,7 +468,7 @@ class Batch:
         self.pool.held += cache.take(taken) * self.pool.per_hash
         return taken
 
-    def _share(self, sequence: Sequence) -> None:
+    def _share(self, sequence: S) -> None:
         """Let others find the blocks of a prompt just computed."""
         pool = self.pool
         assert pool.cache is not None
@@ -471,5 +479,5 @@ class Batch:
         sequence.held -= len(mine) * pool.per_hash
 
 
-def _admission(entry: tuple[int, int, Sequence]) -> int:
+def _admission(entry: tuple[int, int, Any]) -> int:
     return entry[1]

@@ -172,12 +172,13 @@ class Portable(request.Sequence):
 
     def __init__(self, id: int, prompt: int, osl: int, blocks: tuple[Any, ...] = ()) -> None:
         super().__init__(id, prompt, osl, blocks)
-        self.hand()
+        self.hand(None, None)
 
-    def hand(self, source: Any = None, target: Any = None) -> None:
+    def hand(self, source: Any, target: Any) -> None:
         """A new handoff begins."""
         self.source, self.target, self.state = source, target, _OPEN
-        self.pinned = self.room = None
+        self.pinned: Any = None
+        self.room: Any = None
 
     def on(self, ownership: Ownership, event: Event, epoch: int) -> Effects:
         """Take an event meant for `epoch`; late or unexpected ones ask for nothing, except that room granted late goes back."""

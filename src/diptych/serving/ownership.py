@@ -1,4 +1,4 @@
-"""Who owns KV in transit, and for how long: leases that are renewed while the other side is heard, and epochs that fence the late.
+"""Who owns KV in transit, and how long: leases renewed while the other side is heard, and epochs that fence the late.
 
 A source pins its blocks under a lease. The target renews it by heartbeats; when they stop, the lease runs out and the source may
 free. Defaults are vLLM's NIXL connector: 30 s, a heartbeat every 5 s. Times are whatever unit the driver counts in.

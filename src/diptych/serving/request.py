@@ -26,7 +26,8 @@ class Sequence:
 
     `todo` is what must be in KV before it can decode: the prompt, and after a preemption or a loss the tokens generated so far
     too. `computed` ≤ todo is what is there. `held` counts the blocks it alone holds outside the decode batch's own arithmetic,
-    `taken` are the hashes of the prefix blocks it refers to and `shared` their tokens. `finish` is the batch step at which its last token is out.
+    `taken` are the hashes of the prefix blocks it refers to and `shared` their tokens. `finish` is the batch step that makes its
+    last token.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""Which worker takes a request: filter → score → pick. Ties go to the lowest index, so the same requests meet the same workers."""
+"""Which worker takes a request: filter → score → pick. Ties go to the lowest index: the same requests meet the same workers."""
 
 from __future__ import annotations
 

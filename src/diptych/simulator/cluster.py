@@ -62,11 +62,22 @@ class Cluster:
     """The fleet of a design. Pools are lists that scaling may change; `stations` keeps every worker there ever was."""
 
     def __init__(
-        self, design: Design, perf: PerfModel, policy: Policy, done: Done, stream: Stream, *, skip: bool, context: float, hash_tokens: int
+        self,
+        design: Design,
+        perf: PerfModel,
+        policy: Policy,
+        done: Done,
+        stream: Stream,
+        *,
+        skip: bool,
+        context: float,
+        hash_tokens: int,
     ) -> None:
         self.design, self.perf, self.policy, self.done, self.skip = design, perf, policy, done, skip
         self.context, self.hash_tokens = context, hash_tokens if policy.prefix_cache else 0
-        self.boundary = design.boundary if design.boundary and design.boundary.placement is not Placement.COLOCATED else None
+        self.boundary = (
+            design.boundary if design.boundary and design.boundary.placement is not Placement.COLOCATED else None
+        )
         self.clock = Clock()
         self.stations: list[Station] = []
         self.pools: dict[Role, list[VirtualWorker]] = {role: [] for role in Role}
@@ -98,7 +109,10 @@ class Cluster:
         pool = BlockPool(blocks, policy.block, hash_tokens=self.hash_tokens)
         table = step_table(self.perf, worker, batch.budget)
         made = VirtualWorker(len(self.stations), worker, batch, pool, table, self.clock, self.done, self.skip)
-        station = Station(made, role, member, *self._ports(made, worker), *self._below(token, policy), since=now)
+        out, into = self._ports(made, worker)
+        residency = self._below(token, policy)
+        tiers = policy.tiers if residency else ()
+        station = Station(made, role, member, out, into, residency, tiers, [0] * len(tiers), since=now)
         self.stations.append(station)
         self._hand(station)
         return station
@@ -127,16 +141,12 @@ class Cluster:
         capacity = port_bandwidth(worker, link, 0.0) if link else 0
         return Port(f"{made.index:05d} out", capacity), Port(f"{made.index:05d} in", capacity)
 
-    def _below(self, token: float, policy: Policy) -> tuple[Residency | None, tuple[MemoryTier, ...], list[int]]:
+    def _below(self, token: float, policy: Policy) -> Residency | None:
         """The tiers under a worker, in hashed blocks."""
         if not (self.hash_tokens and policy.tiers):
-            return None, (), []
+            return None
         size = token * self.hash_tokens
-        return (
-            Residency([int(tier.capacity / size) for tier in policy.tiers], policy.retention),
-            policy.tiers,
-            [0] * len(policy.tiers),
-        )
+        return Residency([int(tier.capacity / size) for tier in policy.tiers], policy.retention)
 
     def between(self, source: VirtualWorker, target: VirtualWorker) -> tuple[Route, Crossing]:
         """The route from one worker to another and the tables of what crosses it."""
@@ -165,7 +175,9 @@ class Cluster:
         """When `hashes` blocks are read from a tier that serves one read after another."""
         spec = station.tiers[tier]
         worker = station.member.worker
-        size = float(worker.model.kv_bytes(self.context, worker.precision.kv)) / self.context * self.hash_tokens * hashes
+        size = (
+            float(worker.model.kv_bytes(self.context, worker.precision.kv)) / self.context * self.hash_tokens * hashes
+        )
         start = max(now, station.tier_free[tier])
         station.tier_free[tier] = end = start + ps(spec.latency + size / spec.read_bandwidth)
         return end
@@ -181,8 +193,8 @@ def _check(design: Design) -> None:
     apart = design.boundary is not None and design.boundary.placement is not Placement.COLOCATED
     wanted = {Role.PREFILL, Role.DECODE} if apart else {Role.COLOCATED}
     findings = [Finding("design", f"no {role} worker", "at least one") for role in sorted(wanted - roles)]
-    findings += [Finding("design", f"a {role} pool", f"only {', '.join(sorted(wanted))}") for role in sorted(roles - wanted)]
+    findings += [
+        Finding("design", f"a {role} pool", f"only {', '.join(sorted(wanted))}") for role in sorted(roles - wanted)
+    ]
     if findings:
         raise InvalidDesign(findings)
-
-

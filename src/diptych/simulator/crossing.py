@@ -1,4 +1,4 @@
-"""What handing a prompt from one kind of worker to another takes: bytes on the wire, fixed time, conversions; tables in tokens."""
+"""What handing a prompt from one kind of worker to another takes: bytes on the wire, fixed time, conversions, by its tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class Crossing:
 
     __slots__ = ("after", "before", "block", "boundary", "bytes", "converts", "decode", "fixed", "link", "prefill")
 
-    def __init__(self, prefill: Worker, decode: Worker, boundary: Boundary, block: int, nics: tuple[float, float]) -> None:
+    def __init__(
+        self, prefill: Worker, decode: Worker, boundary: Boundary, block: int, nics: tuple[float, float]
+    ) -> None:
         self.prefill, self.decode, self.boundary, self.block = prefill, decode, boundary, block
         self.link: Link = path(prefill, decode, boundary.link, *nics)
         self.converts = False  # the decode engine does
@@ -47,7 +49,9 @@ class Crossing:
             before = after = np.zeros_like(count)
         self.converts = bool(after.any())
         self.bytes = np.ceil(size).astype(np.int64).tolist()
-        self.fixed, self.before, self.after = ([*np.rint(t * PS).astype(np.int64).tolist()] for t in (fixed, before, after))
+        self.fixed, self.before, self.after = (
+            [*np.rint(t * PS).astype(np.int64).tolist()] for t in (fixed, before, after)
+        )
 
 
 def port_bandwidth(worker: Worker, link: Link, nic: float) -> int:

@@ -42,7 +42,9 @@ class Requests:
     def at_rate(self, rate: float) -> Requests:
         """The same requests with time stretched to `rate` requests/s."""
         if not self.rate:
-            raise InvalidInput(Finding("--rate", "these requests span no time to stretch", "a trace with arrival times"))
+            raise InvalidInput(
+                Finding("--rate", "these requests span no time to stretch", "a trace with arrival times")
+            )
         return self.faster(rate / self.rate)
 
     def faster(self, factor: float) -> Requests:
@@ -68,7 +70,9 @@ class Requests:
         gaps = draw.choice(np.diff(self.arrival, prepend=self.arrival[:1]), count)
         blocks = None if self.blocks is None else tuple(self.blocks[row] for row in rows)
         cached = None if self.cached is None else self.cached[rows]
-        return replace(self, arrival=np.cumsum(gaps), isl=self.isl[rows], osl=self.osl[rows], cached=cached, blocks=blocks)
+        return replace(
+            self, arrival=np.cumsum(gaps), isl=self.isl[rows], osl=self.osl[rows], cached=cached, blocks=blocks
+        )
 
     def chunks(self) -> Iterator[Requests]:
         """Consecutive slices of `CHUNK` requests."""
@@ -85,7 +89,14 @@ class Requests:
 
 
 def drawn(
-    lengths: Lengths, rate: float, seed: int, *, count: int | None = None, duration: float | None = None, cv: float = 1.0, name: str = ""
+    lengths: Lengths,
+    rate: float,
+    seed: int,
+    *,
+    count: int | None = None,
+    duration: float | None = None,
+    cv: float = 1.0,
+    name: str = "",
 ) -> Iterator[Requests]:
     """Requests whose lengths are drawn from `lengths`, with gaps of mean 1/rate: exponential, or gamma of variation `cv`.
 
@@ -123,7 +134,9 @@ def together(parts: Iterator[Requests]) -> Requests:
         arrival=np.concatenate([part.arrival for part in listed]),
         isl=np.concatenate([part.isl for part in listed]),
         osl=np.concatenate([part.osl for part in listed]),
-        cached=None if first.cached is None else np.concatenate([part.cached for part in listed if part.cached is not None]),
+        cached=None
+        if first.cached is None
+        else np.concatenate([part.cached for part in listed if part.cached is not None]),
     )
 
 
@@ -133,5 +146,15 @@ def from_workload(
     """Requests drawn from a workload: its lengths, its rate and burstiness unless told otherwise."""
     rate = rate or workload.arrivals.rate
     if not rate:
-        raise InvalidInput(Finding("--rate", f"{workload.name} has no rate of its own", "requests per second, such as 5"))
-    return drawn(workload.lengths, rate, seed, count=count, duration=duration, cv=max(workload.arrivals.cv, 1e-3), name=workload.name)
+        raise InvalidInput(
+            Finding("--rate", f"{workload.name} has no rate of its own", "requests per second, such as 5")
+        )
+    return drawn(
+        workload.lengths,
+        rate,
+        seed,
+        count=count,
+        duration=duration,
+        cv=max(workload.arrivals.cv, 1e-3),
+        name=workload.name,
+    )

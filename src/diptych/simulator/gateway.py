@@ -118,7 +118,9 @@ class Gateway:
         worker.load += request.prompt
         self._queue(request, worker, now)
 
-    def _another_way(self, request: Request, source: VirtualWorker | None, target: VirtualWorker | None, now: int) -> None:
+    def _another_way(
+        self, request: Request, source: VirtualWorker | None, target: VirtualWorker | None, now: int
+    ) -> None:
         """A pool is gone."""
         request.source = request.target = None
         way = self.policy.fallback.way(source is not None, target is not None, request.retries)
@@ -154,7 +156,8 @@ class Gateway:
     def fetch(self, request: Request, worker: VirtualWorker, now: int) -> int:
         """Promote a prompt's blocks from lower tiers; when they are here, or `now` when computing them is no slower."""
         station, cache = self.cluster.stations[worker.index], worker.pool.cache
-        assert station.residency is not None and cache is not None
+        assert station.residency is not None
+        assert cache is not None
         self.demote(worker)
         here = cache.match(request.blocks)
         below = request.blocks[here : request.prompt // worker.pool.hash_tokens]
@@ -163,7 +166,9 @@ class Gateway:
             return now
         tokens = len(places) * worker.pool.hash_tokens
         past = here * worker.pool.hash_tokens
-        compute = worker.table.prompt_ps(min(tokens, worker.table.budget), min(tokens, worker.table.budget) * (2 * past + tokens))
+        compute = worker.table.prompt_ps(
+            min(tokens, worker.table.budget), min(tokens, worker.table.budget) * (2 * past + tokens)
+        )
         compute = compute * tokens // min(tokens, worker.table.budget)
         free = list(station.tier_free)
         ready = max(self.cluster.tier_ps(station, tier, places.count(tier), now) for tier in sorted(set(places)))

@@ -36,7 +36,20 @@ class Route:
     `rate` is bytes/s of each; `served` bytes·10¹² that each got since the start; `moved` all bytes put on the route.
     """
 
-    __slots__ = ("into", "limit", "moved", "network", "number", "out", "ports", "rank", "rate", "served", "since", "transfers")
+    __slots__ = (
+        "into",
+        "limit",
+        "moved",
+        "network",
+        "number",
+        "out",
+        "ports",
+        "rank",
+        "rate",
+        "served",
+        "since",
+        "transfers",
+    )
 
     def __init__(self, network: Network, rank: int, out: Port, into: Port, limit: int) -> None:
         self.network, self.rank, self.out, self.into, self.limit = network, rank, out, into, limit

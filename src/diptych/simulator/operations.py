@@ -194,4 +194,3 @@ def _wrong(change: Change, cluster: Cluster) -> Iterable[Finding]:
         for role, index in ((Role.PREFILL, change.prefill), (Role.DECODE, change.decode)):
             if index is not None and index >= roles.get(role, 1 << 30):
                 yield Finding("--fault", f"{role}[{index}]", f"an index below {roles[role]}")
-

@@ -6,6 +6,7 @@ from diptych.serving.admission import Admission
 from diptych.simulator.clock import PS
 from diptych.simulator.cluster import Cluster
 from diptych.simulator.request import Request
+from diptych.simulator.worker import VirtualWorker
 
 
 class PredictedOutlook:
@@ -25,7 +26,7 @@ class PredictedOutlook:
     def ttft(self) -> float:
         """Seconds: prompts ahead at the pace of full steps, its own prompt alone, its KV alone on the path."""
         request = self.request
-        worker = request.source or request.target
+        worker: VirtualWorker = request.source or request.target
         table = worker.table
         per_token = table.prompt_ps(table.budget, table.budget * table.budget) / table.budget
         own = table.prompt_ps(min(request.todo, table.budget), request.todo * min(request.todo, table.budget))
@@ -40,7 +41,7 @@ class PredictedOutlook:
 
     def tpot(self, batch: float) -> float:
         """Seconds of a decode step with `batch` sequences of the running ones' mean context."""
-        target = self.request.target
+        target: VirtualWorker = self.request.target
         mean = target.context / target.batch if target.batch else self.request.todo + 1
         size = max(1, round(batch))
         return target.table.decode_ps(size, int(mean * size)) / PS

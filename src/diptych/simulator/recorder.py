@@ -101,7 +101,9 @@ class Sampler:
         row[f"{role}_queue"] = sum(len(worker.waiting) + len(worker.asking) for worker in pool)
         row[f"{role}_running"] = sum(worker.batch + len(worker.ready) + len(worker.partial) for worker in pool)
         row[f"{role}_busy_s"] = sum(worker.busy_until(now) for worker in pool) / PS
-        row[f"{role}_kv_hbm"] = sum(worker.occupied(now) for worker in pool) / sum(worker.pool.capacity for worker in pool)
+        row[f"{role}_kv_hbm"] = sum(worker.occupied(now) for worker in pool) / sum(
+            worker.pool.capacity for worker in pool
+        )
         row[f"{role}_kv_cached"] = sum(worker.pool.cached for worker in pool) / sum(w.pool.capacity for w in pool)
         stations = [self.cluster.stations[worker.index] for worker in pool]
         for index, tier in enumerate(self.cluster.policy.tiers):

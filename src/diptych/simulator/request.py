@@ -26,7 +26,9 @@ class Request(Portable):
         self.prompt = self.todo = prompt
         self.osl = osl
         self.blocks = blocks
-        self.computed = self.generated = self.held = self.shared = self.epoch = self.finish = self.order = self.retries = 0
+        self.computed = self.generated = self.held = self.shared = self.epoch = self.finish = self.order = (
+            self.retries
+        ) = 0
         self.sent = self.flights = 0
         self.started = self.first = self.moved = self.decoding = -1
         self.taken = NO_BLOCKS

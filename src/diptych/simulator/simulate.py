@@ -27,7 +27,7 @@ from diptych.units import HOUR
 from diptych.workload.workload import Workload
 
 IDLE_POWER = 0.15
-"""Share of TDP that an idle accelerator draws (data-centre GPUs report 10 to 20 %); a busy one is counted at TDP, an upper bound."""
+"""Share of TDP that an idle accelerator draws (data-centre GPUs report 10 to 20 %); a busy one counts at TDP, an upper bound."""
 
 Demand = Workload | Requests | Iterable[Requests]
 
@@ -266,5 +266,3 @@ def _demand(
 def _chain(first: Requests, rest: Iterator[Requests]) -> Iterator[Requests]:
     yield first
     yield from rest
-
-

@@ -105,7 +105,9 @@ class StepTable:
     def _couple(self, batch: int) -> list[int]:
         context = 512.0
         together = self.perf.mixed(self.worker, self._grid, 0.0, float(batch), context).seconds
-        apart = self.perf.prefill(self.worker, self._grid).seconds + self.perf.decode(self.worker, batch, context).seconds
+        apart = (
+            self.perf.prefill(self.worker, self._grid).seconds + self.perf.decode(self.worker, batch, context).seconds
+        )
         return [int(x) for x in np.rint((together - apart) * PS)]
 
 

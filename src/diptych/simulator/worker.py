@@ -42,7 +42,7 @@ def steps_until(gap: int, first: int, difference: int) -> int:
     return count
 
 
-class VirtualWorker(Batch):
+class VirtualWorker(Batch[Request]):
     """An engine whose steps take virtual time. `done(worker, now)` is told when a step was the last one for somebody."""
 
     __slots__ = (
@@ -71,7 +71,15 @@ class VirtualWorker(Batch):
     )
 
     def __init__(
-        self, index: int, member: Any, rules: BatchRules, pool: BlockPool, table: StepTable, clock: Clock, done: Done, skip: bool
+        self,
+        index: int,
+        member: Any,
+        rules: BatchRules,
+        pool: BlockPool,
+        table: StepTable,
+        clock: Clock,
+        done: Done,
+        skip: bool,
     ) -> None:
         super().__init__(rules, pool)
         self.index, self.member, self.table, self.heap = index, member, table, clock.heap
@@ -155,9 +163,10 @@ class VirtualWorker(Batch):
             took = self._prompt_ps(now)
         else:
             context, size = self.context, self.batch
-            for beyond, a, c in self.table.decode(size):
-                if context < beyond:
+            for segment in self.table.decode(size):
+                if context < segment[0]:
                     break
+            beyond, a, c = segment
             self.first = took = a + c * context
             self.difference = step = c * size
             if not self.skip:
