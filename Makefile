@@ -18,7 +18,7 @@ check: .venv/ready  ## format, lint, types, import layers
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 test: check  ## the whole suite but the long part
 	$(BIN)/pytest -n 2 -m "not long and not silicon"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import math
 import tempfile
 from pathlib import Path
@@ -12,12 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diptych.errors import InvalidInput
 from diptych.workload.arrivals import rescale
 from diptych.workload.compress import compress
 from diptych.workload.distributions import TruncatedLogNormal
 from diptych.workload.lengths import Lengths
 from diptych.workload.load import load_workload
 from diptych.workload.reuse import measure_reuse
+from diptych.workload.summary import summarise
 
 tokens = st.one_of(st.integers(1, 30), st.integers(1, 200_000))
 computing = settings(deadline=None, max_examples=60)
@@ -145,3 +148,32 @@ def test_truncated_lognormal_points_keep_the_mean(
     assert np.all(np.diff(lengths.isl) > -1e-9 * low)
     assert low * (1 - 1e-6) <= lengths.isl.min()
     assert lengths.isl.max() <= high * (1 + 1e-6)
+
+
+cells = st.one_of(
+    st.integers(-5, 10**10).map(str),
+    st.floats().map(str),
+    st.text(max_size=6),
+    st.sampled_from(['"', "", "nan", "1e400"]),
+)
+rows_of_cells = st.lists(st.lists(cells, max_size=4).map(",".join), max_size=12).map("\n".join)
+heads = st.sampled_from([
+    "arrival_s,input_tokens,output_tokens", "TIMESTAMP,ContextTokens,GeneratedTokens", "model,field,cum_prob,tokens",
+    "model,t_s,total_rate_rps", '{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [1]}', "",
+])  # fmt: skip
+texts = st.tuples(heads, rows_of_cells).map(lambda parts: "\n".join(parts).encode(errors="surrogatepass"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(texts, st.binary(max_size=300), texts.map(gzip.compress)), st.booleans(), st.booleans())
+def test_any_file_is_a_workload_or_findings(content: bytes, sort: bool, drop_empty: bool) -> None:
+    try:
+        found = load(content, sort=sort, drop_empty=drop_empty)
+    except InvalidInput as refusal:
+        findings = refusal.findings
+    else:
+        assert np.all(found.lengths.isl >= 1)
+        json.dumps(summarise(found), allow_nan=False)
+        return
+    assert findings
+    assert all(finding.where and finding.problem for finding in findings)

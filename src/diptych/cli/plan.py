@@ -14,7 +14,7 @@ from diptych.perf.model import PerfModel
 from diptych.perf.roofline import default_perf
 from diptych.planner.plan import Plan
 from diptych.planner.planning import plan as make_plan
-from diptych.report import words
+from diptych.report import story
 from diptych.report.folder import run_files, write_folder
 from diptych.report.tables import plan_text
 
@@ -149,6 +149,6 @@ def _show(found: Plan, written: tuple[str, ...], as_json: bool, quiet: bool) -> 
     if as_json:
         print_json(found.to_dict())
     elif quiet:
-        out.print(Text(f"{words.headline(found)}; {words.bill(found)}"))
+        out.print(Text(f"{story.headline(found)}; {story.bill(found)}"))
     else:
         out.print(plan_text(found, written))

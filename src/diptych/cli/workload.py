@@ -8,49 +8,46 @@ from typing import Annotated
 import typer
 
 from diptych.cli.output import err, out, print_json, progress
-from diptych.errors import Finding, InvalidInput
+from diptych.cli.plan_inputs import Reader, parse_rate, parse_share
+from diptych.errors import InvalidInput
 from diptych.report.workload_tables import workload_text
 from diptych.units import parse_count
 from diptych.workload.formats import parse_columns
 from diptych.workload.load import load_workload
 from diptych.workload.summary import summarise
 
+_FILE = "A trace, gzip or not; a bundled trace's name; preset:NAME; fixed:2048x128."
+_COLUMNS = "Your columns: isl=prompt_tokens,osl=answer_tokens,arrival=sent_at:ms,hash_ids=blocks."
+
 
 def workload(
-    file: Annotated[
-        str, typer.Argument(help="A trace, gzip or not; a bundled trace's name; preset:NAME; fixed:2048x128.")
-    ],
-    rate: Annotated[float | None, typer.Option(help="Stretch time to this many requests/s.")] = None,
-    columns: Annotated[
-        str, typer.Option(help="Your columns: isl=prompt_tokens,osl=answer_tokens,arrival=sent_at:ms,hash_ids=blocks.")
-    ] = "",
-    prefix_hit: Annotated[
-        float | None, typer.Option(help="Take this share (0 to 1) of every prompt as cached.")
-    ] = None,
-    cache_tokens: Annotated[
-        str, typer.Option(help="LRU prefix cache of so many tokens, such as 2M; without: no limit.")
-    ] = "",
+    file: Annotated[str, typer.Argument(help=_FILE)],
+    rate: Annotated[str | None, typer.Option(help="Stretch time to this rate: 20, 1.2k/min.")] = None,
+    columns: Annotated[str | None, typer.Option(help=_COLUMNS)] = None,
+    prefix_hit: Annotated[str | None, typer.Option(help="Share of every prompt taken as cached: 0.3 or 30%.")] = None,
+    cache_tokens: Annotated[str | None, typer.Option(help="LRU prefix cache of so many tokens: 2M.")] = None,
     sort: Annotated[bool, typer.Option("--sort", help="Put requests in order of arrival instead of refusing.")] = False,
     drop_empty: Annotated[bool, typer.Option("--drop-empty", help="Leave out requests without tokens.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Measure a workload: percentiles, burstiness, prefix reuse, and the regime it is in.
 
-    Reads Azure 2023 and 2024, BurstGPT, splitwise and vidur CSV, Mooncake JSONL, quantile tables (FILE#MODEL), and any CSV or
-    JSONL with --columns. The format is told from the content.
+    Reads Azure 2023 and 2024, BurstGPT, splitwise and vidur CSV, Mooncake JSONL, quantile and rate tables (FILE#MODEL), and any
+    CSV or JSONL with --columns. The format is told from the content. docs/workload.md lists formats and the JSON.
     """
+    given = {"rate": rate, "columns": columns, "prefix_hit": prefix_hit, "cache_tokens": cache_tokens}
     with progress("workload") as update:
-        found = load_workload(
-            file,
-            rate,
-            columns=parse_columns(columns) or None,
-            prefix_hit=prefix_hit,
-            cache_tokens=_capacity(cache_tokens),
-            sort=sort,
-            drop_empty=drop_empty,
-            say=lambda text: err.print(text, markup=False),
-            progress=update,
-        )
+        reader = Reader(given, lambda text: err.print(text, markup=False), update)
+        options = {
+            "rate": reader.value("rate", parse_rate),
+            "columns": reader.value("columns", parse_columns),
+            "prefix_hit": reader.value("prefix_hit", parse_share),
+            "cache_tokens": reader.value("cache_tokens", _capacity) or math.inf,
+        }
+        found = reader.attempt("FILE", load_workload, file, sort=sort, drop_empty=drop_empty, say=reader.say,
+                               progress=update, **options)  # fmt: skip
+    if found is None or reader.findings:
+        raise InvalidInput(reader.findings)
     summary = summarise(found)
     if as_json:
         print_json(summary)
@@ -59,10 +56,7 @@ def workload(
 
 
 def _capacity(text: str) -> float:
-    try:
-        tokens = parse_count(text) if text else math.inf
-    except ValueError as error:
-        raise InvalidInput(Finding("--cache-tokens", str(error), "tokens, such as 2M")) from None
-    if tokens <= 0:
-        raise InvalidInput(Finding("--cache-tokens", f"{text} is not above zero", "tokens, such as 2M"))
+    tokens = parse_count(text)
+    if not tokens > 0:
+        raise ValueError(f"{text} is not above zero; expected tokens, such as 2M")
     return tokens

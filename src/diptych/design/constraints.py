@@ -188,6 +188,15 @@ def weights_fit(worker: Worker, setting: Setting) -> str | None:
     )
 
 
+def no_larger_than_needed(worker: Worker, setting: Setting) -> str | None:
+    """A worker of more than eight times the memory its weights need spreads a small model over many failures for no latency."""
+    weights, _ = setting.memory(worker)
+    least = max(weights / (worker.parallelism.dp * worker.accelerator.memory_bytes), 1.0)
+    if worker.accelerators <= max(8 * least, LARGEST_SERVER / 2):
+        return None
+    return f"{worker.accelerators} × {worker.accelerator.name} for {format_bytes(weights)} of weights"
+
+
 def longest_request_fits(worker: Worker, setting: Setting) -> str | None:
     """The KV of the longest request must fit in what the weights leave."""
     _, left = setting.memory(worker)
@@ -412,7 +421,7 @@ SHAPE_RULES: tuple[WorkerRule, ...] = (
     expert_parallelism_needs_experts,
     expert_ranks_are_the_workers,
 )
-FIT_RULES: tuple[WorkerRule, ...] = (weights_fit, longest_request_fits)
+FIT_RULES: tuple[WorkerRule, ...] = (no_larger_than_needed, weights_fit, longest_request_fits)
 OFFER_RULES: tuple[Callable[[Worker, Offer], str | None], ...] = (server_holds_tp,)
 RESIDENCY_RULES: tuple[WorkerRule, ...] = (live_kv_is_in_hbm,)
 PATH_RULES: tuple[PairRule, ...] = (

@@ -44,11 +44,11 @@ NEUTRAL: Mapping[str, float] = {
 
 
 def family(accelerator: Accelerator) -> str:
-    """The architecture line that shares kernels: blackwell, hopper, ada, ampere, or the vendor's name."""
+    """The architecture line that shares kernels: blackwell, blackwell-gddr, hopper, ada, ampere, or the vendor's name."""
     if accelerator.vendor != "NVIDIA":
         return accelerator.vendor.lower()
     if Dtype.FP4 in accelerator.peak_flops:
-        return "blackwell"
+        return "blackwell" if accelerator.memory_bandwidth > 2.5e12 else "blackwell-gddr"
     if Dtype.FP8 in accelerator.peak_flops:
         return "ada" if accelerator.memory_bandwidth < 1.4e12 else "hopper"
     return "ampere"

@@ -76,7 +76,7 @@ class ColocatedPool:
         p90, p99 = (self._tpot(batch + normal_quantile(q) * swing, each) for q in (0.9, 0.99))
         return ColocatedState(
             held, self._at(self._step, batch), self._ttft(batch, each, cv2), tpot, tpot, p90, p99, kv, peak,
-            each * self._at(self._extra, batch), ~over & (peak <= self._decode.kv_capacity),
+            each * self._at(self._extra, batch), ~over & (peak <= self._decode.kv_capacity) & self._decode.holds_longest,
         )  # fmt: skip
 
     def tpot(self, rate: Any, workers: Any, q: float | None, cv2: float = 1.0) -> Array:

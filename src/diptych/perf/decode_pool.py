@@ -11,6 +11,7 @@ import numpy as np
 from diptych.design.axes import Worker
 from diptych.metrics.slo import SLO
 from diptych.perf.estimate import Array
+from diptych.perf.memory import kv_capacity
 from diptych.perf.model import PerfModel
 from diptych.perf.stepping import stepping
 from diptych.workload.lengths import Lengths
@@ -60,6 +61,8 @@ class DecodePool:
         self.kv_per_sequence = float(np.dot(time_weight, kv))
         self.kv_deviation = float(np.sqrt(np.dot(time_weight, kv**2)))
         self.kv_capacity = _kv_capacity(worker) if kv_bytes is None else kv_bytes
+        longest = float(np.max(worker.model.kv_bytes(lengths.isl + lengths.osl, worker.precision.kv)))
+        self.holds_longest = longest <= self.kv_capacity
         self.most = max(1.0, min(stepping(worker).sequences, self.kv_capacity / max(self.kv_per_sequence, 1.0)))
         self._batch = batch_grid(self.most)
         self._step = np.maximum.accumulate(perf.decode(worker, self._batch, self.context).seconds)
@@ -90,7 +93,7 @@ class DecodePool:
         peak = kv + normal_quantile(0.99) * swing * self.kv_deviation
         p90, p99 = (np.maximum(self.step(1.0 + batch + normal_quantile(q) * swing), tpot) for q in (0.9, 0.99))
         return DecodeState(
-            batch, self.step(1.0 + batch), tpot, tpot, p90, p99, kv, peak, ~over & (peak <= self.kv_capacity)
+            batch, self.step(1.0 + batch), tpot, tpot, p90, p99, kv, peak, ~over & (peak <= self.kv_capacity) & self.holds_longest
         )  # fmt: skip
 
     def tpot(self, rate: Any, workers: Any, q: float | None, cv2: float = 1.0) -> Array:
@@ -101,6 +104,8 @@ class DecodePool:
 
     def knee(self, slo: SLO, cv2: float = 1.0) -> float:
         """Most requests/s of one worker that keeps every TPOT objective and fits in memory; 0 when none does."""
+        if not self.holds_longest:
+            return 0.0
         batch, swing = self._batch - 1.0, np.sqrt((self._batch - 1.0) * max(cv2, 1.0))
         slack = self.kv_capacity - batch * self.kv_per_sequence
         margins = [slack - normal_quantile(0.99) * swing * self.kv_deviation]
@@ -126,6 +131,4 @@ def _crossing(margin: Array, rate: Array) -> float:
 
 
 def _kv_capacity(worker: Worker) -> float:
-    from diptych.perf.memory import kv_capacity
-
     return float(kv_capacity(worker))

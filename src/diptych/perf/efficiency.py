@@ -93,7 +93,7 @@ class Curves:
         measured = accelerator.name in self._accelerators
         donor = accelerator.name if measured else similar(accelerator)
         basis = Basis.FITTED if donor == accelerator.name else Basis.ROOFLINE
-        refused = ""
+        refused, engine = "", engine.split("-")[0]  # an engine's era shares its kernels' curves
         for name in (donor, *second_donors(accelerator)):
             for like in (fmt, *LIKE_FORMATS.get(fmt, ())):
                 for source in (engine, *OTHER_ENGINES):
@@ -120,6 +120,7 @@ LIKE_FORMATS: Mapping[str, tuple[str, ...]] = {
     "fp8": ("fp8_block", "bf16"),
     "fp8_block": ("fp8", "bf16"),
     "fp4": ("mxfp4_mxfp8", "fp8", "bf16"),
+    "mxfp4_mxfp8": ("mxfp4", "fp4", "fp8", "bf16"),
     "mxfp4": ("int4", "bf16"),
     "int4": ("mxfp4", "bf16"),
     "w8a16": ("bf16",),

@@ -31,20 +31,23 @@ SCALED_INT4 = 0.53125  # a 16-bit scale per 64 weights, or MXFP4's byte per 32
 KERNELS_PER_LAYER = 6  # two norms with residual, rotary embedding with KV write, activation, two (de)quantisations
 
 
-def matrix_format(accelerator: Accelerator, precision: Precision, block_scaled: bool) -> Format:
-    """How the accelerator really multiplies weights and activations of these formats.
+def matrix_format(accelerator: Accelerator, precision: Precision, native: Dtype) -> Format:
+    """How the accelerator really multiplies weights and activations of these formats, for a model stored in `native`.
 
-    A format without tensor-core support is read at its size and multiplied in 16 bit (weight-only kernels).
+    A format without tensor-core support is read at its size and multiplied in 16 bit (weight-only kernels). A model stored in
+    4 bit is MXFP4 (gpt-oss), which Blackwell engines multiply with FP8 activations; one stored in FP8 has block scales.
     """
     weights, activations = precision.weights, precision.activations
     narrow = activations.bytes <= 1.0
     if weights in (Dtype.FP4, Dtype.INT4):
+        if weights is Dtype.FP4 and narrow and Dtype.FP4 in accelerator.peak_flops and native is Dtype.FP4:
+            return Format("mxfp4_mxfp8", SCALED_INT4, 1.0, Dtype.FP8)
         if weights is Dtype.FP4 and narrow and Dtype.FP4 in accelerator.peak_flops:
             return Format("fp4", SCALED_4BIT, SCALED_4BIT, Dtype.FP4)
         return Format("mxfp4" if weights is Dtype.FP4 else "int4", SCALED_INT4, 2.0, Dtype.BF16)
     if weights.is_fp8:
         if narrow and any(dtype.is_fp8 for dtype in accelerator.peak_flops):
-            return Format("fp8_block" if block_scaled else "fp8", 1.0, 1.0, Dtype.FP8)
+            return Format("fp8_block" if native.is_fp8 else "fp8", 1.0, 1.0, Dtype.FP8)
         return Format("w8a16", 1.0, 2.0, Dtype.BF16)
     if weights is Dtype.INT8:
         if narrow and Dtype.INT8 in accelerator.peak_flops:
@@ -61,7 +64,7 @@ def mixer_format(accelerator: Accelerator, precision: Precision, model: Model) -
     """
     if model.is_moe and precision.weights in (Dtype.FP4, Dtype.INT4):
         return SIXTEEN
-    return matrix_format(accelerator, precision, model.native.is_fp8)
+    return matrix_format(accelerator, precision, model.native)
 
 
 def attention_formats(accelerator: Accelerator, precision: Precision, mla: bool) -> tuple[Format, Format]:
@@ -152,7 +155,7 @@ def _latent_attention(worker: Worker, count: int, layer: Attention, form: Format
 def _feed_forward(worker: Worker, group: LayerGroup) -> Iterator[Op]:
     if group.mlp is None:
         return
-    form = matrix_format(worker.accelerator, worker.precision, worker.model.native.is_fp8)
+    form = matrix_format(worker.accelerator, worker.precision, worker.model.native)
     if isinstance(group.mlp, Mlp):
         yield from _dense(worker, group.count, group.mlp.intermediate, group.mlp.gated, form)
         yield from _all_reduce(worker, group.count)

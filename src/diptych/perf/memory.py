@@ -1,9 +1,10 @@
 """What fits in a worker's memory: weights, activations, the engine's own share, and what is left for KV.
 
-vLLM takes a fixed share of the device memory (`gpu_memory_utilization` 0.9) and SGLang nearly the same (`mem_fraction_static`, 0.88
-on large parts); what weights and activations do not use of it is KV cache. TensorRT-LLM takes 0.9 of what they leave
-(`free_gpu_memory_fraction`). A data sheet's 80 GB is 80 GiB less a little for the driver: 81,559 MiB on H100, 143,771 on
-H200 (141 GB), 183,359 on B200 (180 GB), 196,288 on MI300X (192 GB); GDDR parts lose another 1/16 to ECC (L40S: 46,068 MiB).
+vLLM takes a fixed share of the device memory (`gpu_memory_utilization` 0.9) and SGLang nearly the same
+(`mem_fraction_static`, 0.88 on large parts); what weights and activations do not use of it is KV cache. TensorRT-LLM takes
+0.9 of what they leave (`free_gpu_memory_fraction`). A data sheet's 80 GB is 80 GiB less a little for the driver: 81,559 MiB
+on H100, 143,771 on H200 (141 GB), 183,359 on B200 (180 GB), 196,288 on MI300X (192 GB); GDDR parts lose another 1/16 to ECC
+(L40S: 46,068 MiB).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def memory_plan(worker: Worker) -> MemoryPlan:
     capacity = device_bytes(worker.accelerator)
     weights, activations = weight_bytes(worker), activation_bytes(worker)
     used = weights + activations + RUNTIME_BYTES
-    if worker.engine == "trtllm" and capacity > used:
+    if worker.engine.startswith("trtllm") and capacity > used:
         return MemoryPlan(capacity, weights, activations, RUNTIME_BYTES, UTILISATION * (capacity - used))
     return MemoryPlan(capacity, weights, activations, RUNTIME_BYTES, UTILISATION * capacity - used)
 
@@ -69,7 +70,7 @@ def weight_bytes(worker: Worker) -> float:
     4-bit formats carry their scales; MoE models in 4 bit keep attention, router and embeddings in 16 bit.
     """
     model, parallel = worker.model, worker.parallelism
-    form = matrix_format(worker.accelerator, worker.precision, model.native.is_fp8)
+    form = matrix_format(worker.accelerator, worker.precision, model.native)
     mixer = mixer_format(worker.accelerator, worker.precision, model)
     ranks = parallel.tp * parallel.dp
     total = model.embedding_parameters * SIXTEEN.weight_bytes / parallel.tp

@@ -25,11 +25,12 @@ class Overheads:
 
 def overheads(engine: str) -> Overheads:
     """Overheads of an engine; vLLM's for one that is unknown."""
-    table = _table()
-    return table.get(engine, table["vllm"])
+    known = table()
+    return known.get(engine, known["vllm"])
 
 
 @lru_cache(maxsize=1)
-def _table() -> dict[str, Overheads]:
+def table() -> dict[str, Overheads]:
+    """Overheads by engine."""
     document = json.loads(files("diptych.perf").joinpath("data/overheads.json").read_text(encoding="utf-8"))
     return {engine: Overheads(**row) for engine, row in document.items()}

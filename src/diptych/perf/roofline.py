@@ -24,6 +24,7 @@ from diptych.perf.layout import operations
 from diptych.perf.ops import Op, OpKind, Step
 
 COLLECTIVES = (OpKind.ALL_REDUCE, OpKind.ALL_TO_ALL, OpKind.POINT_TO_POINT)
+CEILING_OPS = (OpKind.LINEAR, OpKind.EXPERTS, OpKind.DECODE_ATTENTION, OpKind.DECODE_MLA)
 UNMEASURED = (OpKind.ELEMENTWISE, OpKind.STATE, OpKind.POINT_TO_POINT)
 MEASURED_CONTEXT, MEASURED_ROWS = 131_072, 16_384  # the hull of the op tables
 SLOWEST = 1e12  # FLOP/s of an accelerator about which nothing is known
@@ -82,6 +83,7 @@ class Roofline:
     curves: Curves = field(default_factory=shipped_curves)
     calibration: Calibration = field(default_factory=shipped_calibration)
     _cache: dict[Any, Compiled] = field(default_factory=dict, repr=False, compare=False)
+    _ceilings: dict[Any, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
 
     def prefill(self, worker: Worker, tokens: Any, past: Any = 0, batch: Any = 1) -> Timing:
         """Seconds of one step that prefills `batch` prompts of `tokens` new tokens after `past` cached ones."""
@@ -111,6 +113,22 @@ class Roofline:
         """
         factors = self.compiled(worker).factors
         return np.asarray(factors.delivery + factors.delivery_steps * np.asarray(step, dtype=float))
+
+    def ceilings(self, worker: Worker) -> tuple[float, float]:
+        """(share of peak FLOP/s, share of memory bandwidth) that no matrix or decode-attention op of the worker exceeds.
+
+        A search may divide data-sheet bounds by them: every op takes at least flop/(peak·mfu) and bytes/(bandwidth·mbu).
+        """
+        accelerator = worker.accelerator
+        key = (accelerator.name, accelerator.memory_bandwidth, accelerator.peak_16bit, worker.engine, worker.precision,
+               worker.model.name)  # fmt: skip
+        if key not in self._ceilings:  # curves and factors follow the format, not the parallelism
+            priced = [p for p in self.compiled(worker).ops if p.op.kind in CEILING_OPS]
+            self._ceilings[key] = (
+                max((p.curve.mfu for p in priced), default=1.0),
+                max((p.curve.mbu for p in priced), default=1.0),
+            )
+        return self._ceilings[key]
 
     def warnings(self, worker: Worker) -> tuple[str, ...]:
         """What to know about this worker's numbers: transferred curves, refused tables, backends that disagree."""

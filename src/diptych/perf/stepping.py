@@ -13,6 +13,7 @@ import numpy as np
 from diptych.design.axes import Worker
 from diptych.perf.estimate import Array
 from diptych.perf.model import PerfModel
+from diptych.units import GIB
 from diptych.workload.lengths import Lengths
 
 
@@ -22,7 +23,8 @@ class Stepping:
 
     vLLM and TensorRT-LLM mix prompts into decode steps; SGLang runs a step of prompts alone while its decodes wait.
     TensorRT-LLM admits a request only if its longest answer fits (`reserves`); the others fill blocks as answers grow.
-    Defaults of vLLM V1's API server (8192 tokens, 1024 sequences), TensorRT-LLM (8192, 2048) and SGLang (8192, by memory).
+    Defaults of vLLM V1's API server (8192 tokens and 1024 sequences, or 2048 and 256 on smaller accelerators), TensorRT-LLM
+    (8192, 2048) and SGLang (8192, by memory).
     """
 
     budget: float
@@ -39,9 +41,19 @@ _ENGINES = {
 }
 
 
+_SMALL_VLLM = Stepping(2048, True, 256)
+
+
+def _is_large(worker: Worker) -> bool:
+    """Where vLLM's API server takes its larger defaults: 70 GiB or more, but not on an A100."""
+    return worker.accelerator.memory_bytes >= 70 * GIB and not worker.accelerator.name.startswith("A100")
+
+
 def stepping(worker: Worker) -> Stepping:
     """The rules of a worker's engine for the whole worker (all DP ranks), its own limits first."""
     rules = _ENGINES.get(worker.engine, _ENGINES["vllm"])
+    if rules is _ENGINES["vllm"] and not _is_large(worker):
+        rules = _SMALL_VLLM
     ranks = worker.parallelism.dp
     return Stepping(
         float(worker.max_batched_tokens or rules.budget) * ranks,

@@ -97,7 +97,7 @@ def _errors(predictions: Sequence[Prediction]) -> dict[str, Errors]:
 def ratio_of(predictions: Sequence[Prediction], metric: str) -> tuple[Any, Any]:
     """(predicted/measured, band) of the rows that have both."""
     pairs = [
-        (predicted / measured, p.band)
+        (predicted / measured, p.bands[metric])
         for p in predictions
         if (predicted := getattr(p, metric)) and (measured := getattr(p.row.measured, metric))
     ]
@@ -107,7 +107,17 @@ def ratio_of(predictions: Sequence[Prediction], metric: str) -> tuple[Any, Any]:
 ROW_COLUMNS = (
     *("row", "source", "reference", "mode", "accelerator", "model", "isl", "osl", "concurrency"),
     *("ttft_measured_s", "ttft_predicted_s", "tpot_measured_s", "tpot_predicted_s"),
-    *("output_tok_s_measured", "output_tok_s_predicted", "basis", "band", "outside", "assumptions", "unanswered"),
+    *(
+        "output_tok_s_measured",
+        "output_tok_s_predicted",
+        "basis",
+        "ttft_band",
+        "tpot_band",
+        "output_band",
+        "outside",
+        "assumptions",
+        "unanswered",
+    ),
 )
 
 
@@ -127,7 +137,7 @@ def _line(p: Prediction) -> list[Any]:
     return [
         row.number, row.source, row.reference, row.kind.value, p.accelerator, p.model, row.isl, row.osl, row.concurrency,
         measured.ttft, _round(p.ttft), measured.tpot, _round(p.tpot), measured.output, _round(p.output),
-        p.basis.value, f"{p.band:.3f}", p.outside, "; ".join(p.assumptions), "",
+        p.basis.value, *(f"{p.bands[metric]:.2f}" for metric in METRICS), p.outside, "; ".join(p.assumptions), "",
     ]  # fmt: skip
 
 

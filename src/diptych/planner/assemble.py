@@ -76,17 +76,16 @@ def _apart(ask: Ask, sized: Sized, rate: float) -> Option:
     delay, load = meeting.delay(each, n_p, n_d), meeting.link(each, n_p, n_d)
     first_step = float(state.step) * slower
     p50, p90, p99 = (float(meeting.second.tpot(each, n_d, q)) * slower for q in PERCENTILES)
-    prefill_trust, decode_trust = _prefill_trust(ask, meeting.prefill.worker), _decode_trust(ask, meeting.decode.worker)
-    both = worse(prefill_trust, decode_trust)
+    first_trust, second_trust = prefill_trust(ask, meeting.prefill.worker), decode_trust(ask, meeting.decode.worker)
+    both = worse(first_trust, second_trust)
     floor = (
-        _ttft_floor(ask, meeting.prefill.worker)
-        + float(np.median(meeting.handoff.wire_bytes)) / meeting.route.bandwidth
+        ttft_floor(ask, meeting.prefill.worker) + float(np.median(meeting.handoff.wire_bytes)) / meeting.route.bandwidth
     )
-    tpot_floor = _tpot_floor(ask, meeting.decode.worker, meeting.second.pool.context)
+    step_floor = tpot_floor(ask, meeting.decode.worker, meeting.second.pool.context)
     waiting = float(np.nan_to_num(load.wait.mean, posinf=0.0))
     pools = (
-        _prefill_pool(ask, sized, rate, waiting, prefill_trust),
-        _decode_pool(ask, sized, rate, waiting, decode_trust),
+        _prefill_pool(ask, sized, rate, waiting, first_trust),
+        _decode_pool(ask, sized, rate, waiting, second_trust),
     )
     names = meeting.prefill.worker.accelerator.name, meeting.decode.worker.accelerator.name
     handing, lengths = meeting.handoff, ask.lengths
@@ -98,16 +97,16 @@ def _apart(ask: Ask, sized: Sized, rate: float) -> Option:
         "transfer": lengths.mean(handing.dispatch + handing.exposed) + waiting,
         "first step": first_step,
     }
-    return _option(
+    return make_option(
         ask, fleet_of(sized), rate, pools,
-        label=f"{_short(meeting.prefill, sized.prefill_workers)} → {_short(meeting.decode, sized.decode_workers)}",
+        label=f"{short(meeting.prefill, sized.prefill_workers)} → {short(meeting.decode, sized.decode_workers)}",
         placement=meeting.boundary.placement,
         heterogeneous=names[0] != names[1],
-        ttft=_latency(delay, floor, prefill_trust),
-        ttft_decode=_latency(_longer(delay, first_step), floor + tpot_floor, both),
-        tpot=Latency(float(state.tpot_mean) * slower, p50, p90, p99, tpot_floor, decode_trust),
-        e2e=_latency(_longer(delay, answer_seconds(meeting.first.load, float(state.tpot_mean) * slower)), floor, both),
-        boundary=_boundary(meeting, sized, rate, load),
+        ttft=_latency(delay, floor, first_trust),
+        ttft_decode=_latency(longer(delay, first_step), floor + step_floor, both),
+        tpot=Latency(float(state.tpot_mean) * slower, p50, p90, p99, step_floor, second_trust),
+        e2e=_latency(longer(delay, answer_seconds(meeting.first.load, float(state.tpot_mean) * slower)), floor, both),
+        boundary=boundary_plan(meeting, sized, rate, load),
         parts=parts,
     )  # fmt: skip
 
@@ -116,7 +115,7 @@ def _together(ask: Ask, pooled: Pooled, rate: float) -> Option:
     stage, workers = pooled.stage, float(pooled.workers)
     state = stage.pool.at(rate, workers, stage.load.cv2)
     delay = stage.delay(rate, workers)
-    trust = worse(_prefill_trust(ask, stage.worker), _decode_trust(ask, stage.worker))
+    trust = worse(prefill_trust(ask, stage.worker), decode_trust(ask, stage.worker))
     p50, p90, p99 = (float(stage.tpot(rate, workers, q)) for q in PERCENTILES)
     capacity = most(lambda r: bool(np.all(kept(stage.margins(r, workers)))), rate)
     memory = memory_plan(stage.worker)
@@ -132,30 +131,30 @@ def _together(ask: Ask, pooled: Pooled, rate: float) -> Option:
         kv_capacity=stage.kv_capacity,
         kv_bytes=float(state.kv_bytes),
         kv_peak=float(state.kv_bytes_p99),
-        power_w=_power(stage.worker, pooled.workers),
+        power_w=power(stage.worker, pooled.workers),
         usd_per_hour=pooled.usd_per_hour,
         trust=trust,
         memory_bytes=memory.capacity * stage.worker.accelerators,
     )
-    floor = _ttft_floor(ask, stage.worker)
-    tpot_floor = _tpot_floor(ask, stage.worker, ask.lengths.mean_isl)
+    floor = ttft_floor(ask, stage.worker)
+    step_floor = tpot_floor(ask, stage.worker, ask.lengths.mean_isl)
     ttft = _latency(delay, floor, trust)
     prefill = float(ask.lengths.mean(delay.sure if delay.sure.ndim == 1 else delay.sure[0]))
-    return _option(
+    return make_option(
         ask, fleet_of(pooled), rate, (pool,),
-        label=_short(pooled.candidate, pooled.workers),
+        label=short(pooled.candidate, pooled.workers),
         placement=Placement.COLOCATED,
         heterogeneous=False,
         ttft=ttft,
         ttft_decode=ttft,
-        tpot=Latency(float(state.tpot_mean), p50, p90, p99, tpot_floor, trust),
-        e2e=_latency(_longer(delay, answer_seconds(stage.load, float(state.tpot_mean))), floor, trust),
+        tpot=Latency(float(state.tpot_mean), p50, p90, p99, step_floor, trust),
+        e2e=_latency(longer(delay, answer_seconds(stage.load, float(state.tpot_mean))), floor, trust),
         boundary=None,
         parts={"wait": float(delay.first.mean), "prefill": prefill},
     )  # fmt: skip
 
 
-def _option(
+def make_option(
     ask: Ask,
     fleet: Fleet,
     rate: float,
@@ -218,7 +217,7 @@ def _prefill_pool(ask: Ask, sized: Sized, rate: float, waiting: float, trust: Tr
         kv_capacity=stage.kv_capacity,
         kv_bytes=each * (working + pinned),
         kv_peak=(1 - room) * stage.kv_capacity,
-        power_w=_power(candidate.worker, workers),
+        power_w=power(candidate.worker, workers),
         usd_per_hour=_bills(sized)[0],
         trust=trust,
         memory_bytes=memory.capacity * candidate.worker.accelerators,
@@ -253,7 +252,7 @@ def _decode_pool(ask: Ask, sized: Sized, rate: float, waiting: float, trust: Tru
         kv_capacity=stage.kv_capacity,
         kv_bytes=float(state.kv_bytes),
         kv_peak=float(state.kv_bytes_p99 + meeting.reserved(part, count, waiting)),
-        power_w=_power(candidate.worker, workers),
+        power_w=power(candidate.worker, workers),
         usd_per_hour=_bills(sized)[1],
         trust=trust,
         memory_bytes=memory.capacity * candidate.worker.accelerators,
@@ -271,7 +270,7 @@ def _bills(sized: Sized) -> tuple[float, float]:
     return first, sized.usd_per_hour - first
 
 
-def _boundary(meeting: Meeting, sized: Sized, rate: float, load: Any) -> BoundaryPlan:
+def boundary_plan(meeting: Meeting, sized: Sized, rate: float, load: Any) -> BoundaryPlan:
     boundary, handing, lengths = meeting.boundary, meeting.handoff, meeting.first.load.lengths
     link_wait = float(np.nan_to_num(load.wait.quantile(0.9), posinf=0.0))
     converting = handing.prefill_conversion + handing.staged_conversion + handing.decode_conversion
@@ -345,6 +344,11 @@ def engine_support(meeting: Meeting) -> str:
 
 def _member(sized: Sized | Pooled, role: Role, batch: float) -> MemberPlan:
     candidate, workers, instances, usd = _rented(sized, role)
+    return member_plan(candidate, workers, instances, usd, batch)
+
+
+def member_plan(candidate: Candidate, workers: int, instances: int, usd: float, batch: float) -> MemberPlan:
+    """Equal workers as the plan shows them; `batch` sequences per worker set the batch limit."""
     worker, offer = candidate.worker, candidate.offer
     used = workers * worker.accelerators
     return MemberPlan(
@@ -399,12 +403,12 @@ def batch_limit(batch: float) -> int:
     return int(-(-(1 + batch + 2.33 * batch**0.5) // 8) * 8)
 
 
-def _short(candidate: Candidate, workers: int) -> str:
+def short(candidate: Candidate, workers: int) -> str:
     shape = candidate.worker.parallelism
     return f"{workers}× {candidate.worker.accelerator.name}{'' if shape.accelerators == 1 else f' {shape}'}"
 
 
-def _power(worker: Worker, workers: int) -> float:
+def power(worker: Worker, workers: int) -> float:
     """Data-sheet watts of the accelerators at work."""
     return workers * worker.accelerators * worker.accelerator.tdp_w
 
@@ -414,7 +418,7 @@ def _latency(delay: Delay, floor: float, trust: Trust) -> Latency:
     return Latency(float(np.squeeze(delay.mean)), p50, p90, p99, floor, trust)
 
 
-def _longer(delay: Delay, extra: Any) -> Delay:
+def longer(delay: Delay, extra: Any) -> Delay:
     return Delay(delay.sure + np.asarray(extra), delay.weight, delay.first, delay.second)
 
 
@@ -433,18 +437,18 @@ def _prefill_timing(ask: Ask, worker: Worker) -> Timing:
     return ask.perf.prefill(worker, new, ask.lengths.cached)
 
 
-def _prefill_trust(ask: Ask, worker: Worker) -> Trust:
+def prefill_trust(ask: Ask, worker: Worker) -> Trust:
     return trust_of(_prefill_timing(ask, worker))
 
 
-def _decode_trust(ask: Ask, worker: Worker) -> Trust:
+def decode_trust(ask: Ask, worker: Worker) -> Trust:
     return trust_of(ask.perf.decode(worker, np.array([1.0, 64.0]), ask.lengths.mean_isl + ask.lengths.mean_osl / 2))
 
 
-def _ttft_floor(ask: Ask, worker: Worker) -> float:
+def ttft_floor(ask: Ask, worker: Worker) -> float:
     floor: Array = np.asarray(_prefill_timing(ask, worker).floor)
     return ask.lengths.quantile(np.broadcast_to(floor, ask.lengths.isl.shape), 0.5)
 
 
-def _tpot_floor(ask: Ask, worker: Worker, context: float) -> float:
+def tpot_floor(ask: Ask, worker: Worker, context: float) -> float:
     return float(np.min(ask.perf.decode(worker, 1.0, context).floor))

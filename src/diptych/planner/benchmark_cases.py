@@ -91,6 +91,7 @@ def case_of(row: Row, catalog: Catalog) -> Case:
         Unanswerable: unknown names, missing lengths or load, workers that cannot be laid out or whose weights do not fit.
     """
     notes: list[str] = []
+    _believable(row)
     accelerator, model = _named(row, catalog, notes)
     engine = engine_name(row.engine, row.engine_version, row.source)
     precision = _precision(row, model, accelerator, engine, notes)
@@ -109,6 +110,23 @@ def case_of(row: Row, catalog: Catalog) -> Case:
         assumptions=tuple(notes),
     )
     return _with_prefill(case) if row.kind is Kind.DISAGGREGATED else case
+
+
+_DRAFTS_NOTED = re.compile(r"speculative|\bMTP\b|eagle", re.IGNORECASE)
+
+
+def _believable(row: Row) -> None:
+    """Refuse rows that their source marks, or that contradict themselves: concurrency is throughput times latency."""
+    if "SUSPECT" in row.note:
+        raise Unanswerable("the source prints the same figures for another accelerator")
+    if _DRAFTS_NOTED.search(row.note):
+        raise Unanswerable("speculative decoding of unknown acceptance")
+    seen, osl, clients = row.measured, row.osl or 0.0, row.concurrency
+    if row.derived or not (clients and osl and seen.ttft and seen.tpot and seen.output):
+        return
+    implied = seen.output / osl * (seen.ttft + (osl - 1) * seen.tpot)
+    if row.kind is Kind.CLOSED and not 0.4 < implied / clients < 1.6:
+        raise Unanswerable("the row contradicts itself: concurrency is not throughput times latency")
 
 
 def engine_name(spelling: str, version: str = "", source: str = "") -> str:
@@ -207,12 +225,13 @@ def _protocol(row: Row, accelerator: Accelerator, engine: str) -> Protocol:
     InferenceX draws lengths uniformly from 0.8 to 1 of the nominal ones and sends 10 requests per client, all clients at once
     (its benchmark scripts: --random-range-ratio 0.8, --num-prompts 10·concurrency, --request-rate inf); its SGLang servers on
     B200 look for requests every 10 steps, every 30 from 16 clients on (--scheduler-recv-interval). GPUStack's lab sends its
-    whole dataset at once with natural lengths. Elsewhere lengths are fixed and clients start apart.
+    whole dataset at once with natural lengths. Elsewhere lengths are fixed; vLLM's own load test starts
+    all clients at once, the others are taken to start apart.
     """
     if row.source.startswith("GPUStack"):
         return Protocol(1 if (row.concurrency or 0) >= 16 else 10, 0.0)
     if not is_sweep(row):
-        return Protocol(10, 1.0, ramp=1.0)
+        return Protocol(10, 1.0, ramp=0.0 if engine == "vllm" else 1.0)
     polls = engine == "sglang" and accelerator.name.startswith("B200") and row.kind is Kind.CLOSED
     return Protocol(10, SWEEP_SPREAD, poll=(30.0 if (row.concurrency or 0) >= 16 else 10.0) if polls else 1.0)
 
@@ -235,7 +254,15 @@ def _decode_worker(
     row: Row, model: Model, accelerator: Accelerator, precision: Precision, engine: str, notes: list[str]
 ) -> tuple[Worker, int]:
     ranks = row.decode
-    base = Worker(model, accelerator, precision, Parallelism(), engine, max_batch=_batch_limit(row, engine))
+    base = Worker(
+        model,
+        accelerator,
+        precision,
+        Parallelism(),
+        engine,
+        max_batch=int(row.batch or 0) if row.kind is Kind.STATIC else 0,
+        max_batched_tokens=_step_tokens(row, engine, notes),
+    )
     if ranks.tp or ranks.dp > 1:
         worker = replace(base, parallelism=_parallelism(ranks, model, notes, row.kind is Kind.DISAGGREGATED))
         workers = row.decode_workers or _workers(row.gpus, worker.accelerators, row.kind)
@@ -247,13 +274,6 @@ def _decode_worker(
     if kv_capacity(worker) <= 0:
         raise Unanswerable("weights do not fit as recorded")
     return worker, workers
-
-
-def _batch_limit(row: Row, engine: str) -> int:
-    """A static batch is the batch; GPUStack's lab ran vLLM with its default of 256 sequences."""
-    if row.kind is Kind.STATIC:
-        return int(row.batch or 0)
-    return 256 if row.source.startswith("GPUStack") and engine == "vllm" else 0
 
 
 def _parallelism(ranks: Ranks, model: Model, notes: list[str], apart: bool) -> Parallelism:
@@ -270,8 +290,20 @@ def _parallelism(ranks: Ranks, model: Model, notes: list[str], apart: bool) -> P
     return Parallelism(tp, pp, min(ep, tp * dp), dp)
 
 
+def _step_tokens(row: Row, engine: str, notes: list[str]) -> int:
+    """Prefill tokens of a step: vLLM's general default for the sample's own vLLM runs, each engine's server default else."""
+    if engine != "vllm" or row.kind is not Kind.CLOSED or is_sweep(row) or "aiconfigurator" not in row.source:
+        return 0
+    notes.append("step of vLLM's general default, 2048 tokens")
+    return 2048
+
+
+LARGEST = 128
+
+
 def _workers(gpus: int, size: int, kind: Kind) -> int:
-    return max(gpus // size, 1) if gpus and kind is not Kind.DISAGGREGATED else 1
+    """Equal workers on the recorded accelerators; more of these than a rack holds is a slip of the table."""
+    return max(gpus // size, 1) if 0 < gpus <= LARGEST and kind is not Kind.DISAGGREGATED else 1
 
 
 def _smallest(base: Worker, row: Row, notes: list[str]) -> Worker:
@@ -309,30 +341,25 @@ def _with_prefill(case: Case) -> Case:
             case, recipe.prefill, row.prefill_workers or recipe.prefill_workers, recipe.decode,
             row.decode_workers or recipe.decode_workers, recipe.drafts(row.concurrency or 0.0), recipe.largest, notes,
         )  # fmt: skip
-    if _is_half(row, case.decode.model):
-        raise Unanswerable("workers not recorded: both sides hold half of all accelerators")
+    if not row.decode_workers:
+        raise Unanswerable("worker counts not recorded and no recipe known")
     if row.prefill.tp or row.prefill.dp:
         parallelism = _parallelism(row.prefill, case.decode.model, notes, True)
     else:
         parallelism = case.decode.parallelism
         notes.append("prefill workers not recorded: parallel as the decode side")
-    notes.append("worker counts not recorded: one prefill and one decode worker")
+    if not row.prefill_workers:
+        notes.append("prefill workers not recorded: as many as match the decode side")
     return _apart(
         case,
         parallelism,
-        max(row.prefill_workers, 1),
+        row.prefill_workers,
         case.decode.parallelism,
-        max(row.decode_workers, 1),
+        row.decode_workers,
         0,
         False,
         notes,
     )
-
-
-def _is_half(row: Row, model: Model) -> bool:
-    """Whether the recorded 'worker' is no worker: a size that divides no head count, the same on both sides."""
-    heads = max((attention.heads for _, attention in model.attention_groups()), default=1)
-    return heads % max(row.decode.tp, 1) != 0 and row.prefill.tp in (0, row.decode.tp)
 
 
 def _apart(
@@ -343,7 +370,8 @@ def _apart(
     for worker in (first, second):
         if kv_capacity(worker) <= 0:
             raise Unanswerable("weights do not fit as recorded")
-    protocol = replace(case.protocol, cold=overheads(second.engine).cold if cold else 0.0)
+    wide = prefill.dp > 1 or decode.dp > 1  # attention DP with experts over all ranks has the most to set up
+    protocol = replace(case.protocol, cold=overheads(second.engine).cold if cold and wide else 0.0)
     return replace(
         case, prefill=first, prefill_workers=prefill_workers, decode=second, decode_workers=decode_workers,
         drafts=drafts, protocol=protocol, assumptions=tuple(notes),

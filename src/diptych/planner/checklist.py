@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from diptych.design.axes import Role
 from diptych.design.boundary import Codec, Overlap, Ownership
 from diptych.perf.estimate import Basis
 from diptych.planner.ask import Ask
@@ -128,7 +129,7 @@ def _ownership(ask: Ask, boundary: BoundaryPlan) -> CheckItem:
 
 
 def _precision(best: Option, boundary: BoundaryPlan) -> CheckItem:
-    made, used = (pool.members[0].kv for pool in best.pools)
+    made, used = (pool.members[0].kv for pool in best.pools if pool.role is not Role.COLOCATED)
     title = "Is a precision mismatch covered?"
     if boundary.codec is Codec.RAW:
         return CheckItem(title, "yes", f"{made} KV on both sides and on the wire; nothing is converted")

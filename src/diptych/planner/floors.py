@@ -1,24 +1,31 @@
 """What no worker can beat, from the data sheet alone: bounds that dismiss a worker before its times are computed.
 
-Each bound counts only part of the work (the feed-forward multiplies; weights and KV read once) at the full peak, so it lies at or
-below every time that a performance model which respects physics can give. A dismissed worker is therefore provably too dear or
-too slow; one that is not dismissed is timed properly.
+Each bound counts only part of the work (projections and feed-forward multiplies; weights and KV read once) at the full peak, or
+at the share of it that the performance model vouches never to exceed (`ceilings`). So it lies at or below every time the model
+gives: a dismissed worker is provably too dear or too slow, and one that is not dismissed is timed properly.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from diptych.catalog.dtype import Dtype
-from diptych.catalog.model import Experts, Mlp, Model
+from diptych.catalog.model import Attention, Experts, LayerGroup, Model
 from diptych.design.axes import Worker
 from diptych.perf.estimate import Array
 from diptych.perf.layout import matrix_format
 from diptych.perf.memory import kv_capacity, weight_bytes
+from diptych.perf.model import PerfModel
 from diptych.perf.roofline import memory_bandwidth, peak_flops
 from diptych.planner.stages import Load
+
+
+def _sheet(worker: Worker) -> tuple[float, float]:
+    """The data sheet itself: all of the peak, all of the bandwidth."""
+    return 1.0, 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +38,10 @@ class Floors:
     read_elements: float
     held_elements: float
     steps: float
+    ceilings: Callable[[Worker], tuple[float, float]] = field(default=_sheet)
 
     @classmethod
-    def of(cls, model: Model, load: Load) -> Floors:
+    def of(cls, model: Model, load: Load, perf: PerfModel) -> Floors:
         """The sums over layers and lengths that all workers share."""
         lengths = load.lengths
         answers = np.maximum(lengths.osl - 1.0, 0.0)
@@ -46,13 +54,13 @@ class Floors:
             for count, attention in model.attention_groups()
         )
         holding = float(weight @ (model.kv_bytes(held, Dtype.FP8) - model.state_bytes))
-        multiplies = sum(group.count * _routed(group.mlp, model.hidden) for group in model.layers)
-        return cls(model, load, multiplies, reading, holding, steps)
+        multiplies = sum(group.count * _multiplied(group, model.hidden) for group in model.layers)
+        return cls(model, load, multiplies, reading, holding, steps, getattr(perf, "ceilings", _sheet))
 
     def prefill_seconds(self, worker: Worker) -> Array:
         """Seconds below which no prompt of each length point is prefilled, all ranks sharing it evenly. Shape (K,)."""
         new = np.maximum(self.load.lengths.isl - self.load.lengths.cached, 1.0)
-        return np.asarray(2.0 * self.multiplies * new / (_peak(worker) * worker.accelerators))
+        return np.asarray(2.0 * self.multiplies * new / (self._peak(worker) * worker.accelerators))
 
     def prefill_capacity(self, worker: Worker) -> float:
         """Requests/s that no worker exceeds."""
@@ -60,14 +68,14 @@ class Floors:
 
     def lone_step(self, worker: Worker) -> float:
         """Seconds below which no worker makes one token of one sequence: the weights it must read."""
-        return self._weights(worker) / memory_bandwidth(worker.accelerator)
+        return self._weights(worker) / self._bandwidth(worker)
 
     def decode_capacity(self, worker: Worker) -> float:
         """Requests/s that no worker exceeds: the largest batch that memory and TPOT admit, over the least step at that batch.
 
         The step is at least (W + B·kv)/bandwidth and 2·P·B/peak; both sides of B/step grow with B, so the largest B bounds.
         """
-        bandwidth, ranks = memory_bandwidth(worker.accelerator), worker.accelerators
+        bandwidth, ranks = self._bandwidth(worker), worker.accelerators
         weights = self._weights(worker) / bandwidth
         each = self.read_elements * worker.precision.kv.bytes / (bandwidth * ranks)
         held = max(self.held_elements * worker.precision.kv.bytes + self.model.state_bytes, 1.0)
@@ -75,14 +83,20 @@ class Floors:
         limits = [goal.limit for goal in self.load.slo.of("tpot")]
         if limits:
             most = min(most, max((min(limits) - weights) / max(each, 1e-30), 1.0) + 1.0)
-        step = max(weights + most * each, 2.0 * self.multiplies * most / (_peak(worker) * ranks))
+        step = max(weights + most * each, 2.0 * self.multiplies * most / (self._peak(worker) * ranks))
         return most / (self.steps * step)
 
     def colocated_capacity(self, worker: Worker) -> float:
         """Requests/s that no worker exceeds: prompts and decode steps share the multipliers, and decode its bandwidth."""
         prompts = self.load.lengths.mean(self.prefill_seconds(worker))
-        multiplies = prompts + 2.0 * self.multiplies * self.steps / (_peak(worker) * worker.accelerators)
+        multiplies = prompts + 2.0 * self.multiplies * self.steps / (self._peak(worker) * worker.accelerators)
         return min(1.0 / max(multiplies, 1e-30), self.decode_capacity(worker))
+
+    def _peak(self, worker: Worker) -> float:
+        return _peak(worker) * self.ceilings(worker)[0]
+
+    def _bandwidth(self, worker: Worker) -> float:
+        return memory_bandwidth(worker.accelerator) * self.ceilings(worker)[1]
 
     def _weights(self, worker: Worker) -> float:
         """Bytes one rank reads per step at least: all its weights when dense; attention and the routed few when MoE."""
@@ -93,14 +107,16 @@ class Floors:
         return 0.0
 
 
-def _routed(mlp: Mlp | Experts | None, hidden: int) -> float:
-    """Parameters of a feed-forward part that each token multiplies with, router aside."""
-    if isinstance(mlp, Experts):
-        return mlp.per_token * mlp.expert_parameters(hidden)
-    return mlp.parameters(hidden) if mlp is not None else 0.0
+def _multiplied(group: LayerGroup, hidden: int) -> float:
+    """Parameters of a layer that each token multiplies with for certain: the feed-forward part without its router, and the
+    projections of plain attention."""
+    mixer = group.mixer.parameters(hidden) if isinstance(group.mixer, Attention) and not group.mixer.is_mla else 0.0
+    if isinstance(group.mlp, Experts):
+        return mixer + group.mlp.per_token * group.mlp.expert_parameters(hidden)
+    return mixer + (group.mlp.parameters(hidden) if group.mlp is not None else 0.0)
 
 
 def _peak(worker: Worker) -> float:
     """The fastest multiply any of its kernels may use."""
-    form = matrix_format(worker.accelerator, worker.precision, worker.model.native.is_fp8)
+    form = matrix_format(worker.accelerator, worker.precision, worker.model.native)
     return max(peak_flops(worker.accelerator, form.compute), peak_flops(worker.accelerator, Dtype.BF16))

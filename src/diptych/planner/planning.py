@@ -12,19 +12,22 @@ import numpy as np
 from diptych.catalog.catalog import Catalog
 from diptych.catalog.model import Model
 from diptych.catalog.offer import PriceBook
-from diptych.design.axes import Role
+from diptych.design.axes import Parallelism, Precision, Role, Worker
 from diptych.design.constraints import Setting
 from diptych.metrics.slo import SLO
 from diptych.perf.model import PerfModel
 from diptych.perf.roofline import default_perf
 from diptych.planner.ask import Ask, Pins, ask
-from diptych.planner.assemble import option
+from diptych.planner.assemble import most, option
+from diptych.planner.assemble_mixed import mixed_option
 from diptych.planner.boundaries import Boundaries
+from diptych.planner.budget import most_goodput
 from diptych.planner.checklist import checklist
 from diptych.planner.enumerate import RoleSpace, role_spaces, setting_of
 from diptych.planner.meeting import Sized
+from diptych.planner.mixed import Columns
 from diptych.planner.pareto import pareto
-from diptych.planner.plan import Alternative, Answer, Option, Plan, Question, WorkloadSummary
+from diptych.planner.plan import Alternative, Answer, Flip, Goal, Option, Plan, Question, WorkloadSummary
 from diptych.planner.refuse import refuse
 from diptych.planner.search import Found, Pooled, Tables, search
 from diptych.planner.sensitivity import Finalists, sensitivity
@@ -34,6 +37,8 @@ from diptych.workload.workload import Workload
 
 Progress = Callable[[int, int, str], None]
 RUNNERS_UP = 3
+SAFE = 1 - 1e-6
+"""A fleet's goodput is found to 1e-4 from below; shown this much lower, it keeps every promise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +59,17 @@ class Search:
         )
 
     def at(
-        self, rate: float, ceiling: float = math.inf, progress: Progress | None = None, runners_up: int = RUNNERS_UP
+        self,
+        rate: float,
+        ceiling: float = math.inf,
+        progress: Progress | None = None,
+        runners_up: int = RUNNERS_UP,
+        kinds: frozenset[Answer] = frozenset(Answer),
     ) -> Found:
-        """The cheapest fleets at `rate`."""
+        """The cheapest fleets of `kinds` at `rate` below `ceiling` USD/h."""
         return search(
             self.ask, self.tables, self.boundaries, dict(self.spaces), rate,
-            ceiling=ceiling, runners_up=runners_up, progress=progress,
+            ceiling=ceiling, runners_up=runners_up, progress=progress, kinds=kinds,
         )  # fmt: skip
 
 
@@ -95,29 +105,102 @@ def plan(
     return answer(Search.of(question), progress)
 
 
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a goal came to: the best option of every kind, those worth showing, and the rate they were compared at."""
+
+    rate: float
+    baselines: Mapping[Answer, Option | None]
+    options: list[Option]
+    found: Found
+
+    def best(self, question: Ask) -> Option:
+        """The cheapest at the rate asked for, or the one with the most goodput; among equals the simplest."""
+        able = [o for o in self.baselines.values() if o is not None and _eligible(question, o)]
+        if question.goal is Goal.RATE:
+            return min(able, key=lambda o: (o.usd_per_hour, len(o.pools), o.heterogeneous))
+        return max(able, key=lambda o: (round(o.goodput, 6), -len(o.pools), not o.heterogeneous))
+
+
 def answer(searching: Search, progress: Progress | None = None) -> Plan:
     """The plan for a prepared search."""
     question = searching.ask
+    goals = {Goal.RATE: _for_rate, Goal.BUDGET: _for_budget, Goal.INVENTORY: _for_inventory}
+    outcome = goals[question.goal](searching, progress)
+    if not any(o is not None and _eligible(question, o) for o in outcome.baselines.values()):
+        raise refuse(question, searching.spaces, searching.tables, outcome.rate)
+    return assemble(searching, outcome)
+
+
+def _for_rate(searching: Search, progress: Progress | None) -> Outcome:
+    question = searching.ask
     assert question.rate is not None
     found = searching.at(question.rate, progress=progress)
-    if not found.apart and not found.together:
-        raise refuse(question, searching.spaces, searching.tables, question.rate)
-    return assemble(searching, found, question.rate)
+    return Outcome(
+        question.rate, _baselines(question, found, question.rate), _shown(question, found, question.rate), found
+    )
 
 
-def assemble(searching: Search, found: Found, rate: float) -> Plan:
-    """Everything a person wants to know about what was found at `rate`."""
+def _for_budget(searching: Search, progress: Progress | None) -> Outcome:
+    """The most goodput of every kind; others are then priced at the winner's rate."""
     question = searching.ask
+    assert question.budget is not None
+
+    def at(rate: float, ceiling: float, kinds: frozenset[Answer]) -> Found:
+        return searching.at(rate, ceiling, runners_up=0, kinds=kinds)
+
+    baselines: dict[Answer, Option | None] = dict.fromkeys(Answer)
+    guess = question.workload.arrivals.rate or 1.0
+    for done, kind in enumerate(Answer):
+        if progress is not None:
+            progress(done, len(Answer), str(kind))
+        held = most_goodput(at, question.budget, kind, guess)
+        if held is not None:
+            baselines[kind], guess = option(question, held[0], held[1] * SAFE), held[1]
+    rate = max((o.rate for o in baselines.values() if o is not None), default=guess)
+    found = searching.at(rate, runners_up=1)
+    return Outcome(rate, baselines, _shown(question, found, rate), found)
+
+
+def _for_inventory(searching: Search, progress: Progress | None) -> Outcome:
+    """The best mixture of all that is owned, of colocated pools alone, and of each accelerator disaggregated on its own."""
+    question = searching.ask
+    owned = {question.catalog.accelerator(name).name: count for name, count in (question.inventory or {}).items()}
+    columns = Columns.of(searching.tables, searching.boundaries, searching.spaces)
+    alone = (columns.best({name: count}, together=False) for name, count in owned.items())
+    mixtures = {
+        Answer.DO_NOT_DISAGGREGATE: columns.best(owned, apart=False),
+        Answer.HOMOGENEOUS_DISAGGREGATED: max(
+            (mixture for mixture in alone if mixture is not None), key=lambda m: most(m.keeps, 1.0), default=None
+        ),
+        Answer.HETEROGENEOUS: columns.best(owned) if len(owned) > 1 else None,
+    }
+    baselines: dict[Answer, Option | None] = dict.fromkeys(Answer)
+    for kind, mixture in mixtures.items():
+        if mixture is not None and (rate := most(mixture.keeps, 1.0)) > 0:
+            baselines[kind] = mixed_option(question, mixture, rate * SAFE)
+    rate = max((o.rate for o in baselines.values() if o is not None), default=question.workload.arrivals.rate or 1.0)
+    return Outcome(rate, baselines, [o for o in baselines.values() if o is not None], Found())
+
+
+def _shown(question: Ask, found: Found, rate: float) -> list[Option]:
+    """The cheapest fleets that a search kept, as options."""
     fleets: list[Sized | Pooled] = [*found.apart.values(), *found.together.values()]
     fleets.sort(key=lambda fleet: (fleet.usd_per_hour, isinstance(fleet, Sized)))
-    options = [option(question, fleet, rate) for fleet in fleets[: 4 * (RUNNERS_UP + 1)]]
-    baselines = _baselines(question, found, rate)
-    best = min(
-        (o for o in baselines.values() if o is not None and _eligible(question, o)),
-        key=lambda o: (o.usd_per_hour, len(o.pools), o.heterogeneous),
-    )
-    shown = [o for o in options if o.label != best.label][:RUNNERS_UP]
-    finalists = Finalists.of(question, rate, dict(searching.spaces), searching.boundaries, searching.tables, found)
+    return [option(question, fleet, rate) for fleet in fleets[: 4 * (RUNNERS_UP + 1)]]
+
+
+def assemble(searching: Search, outcome: Outcome) -> Plan:
+    """Everything a person wants to know about an outcome."""
+    question, rate, found = searching.ask, outcome.rate, outcome.found
+    best = outcome.best(question)
+    baselines = dict(outcome.baselines)
+    shown = [o for o in outcome.options if o.label != best.label][:RUNNERS_UP]
+    moved: tuple[Flip, ...] = ()
+    if question.goal is not Goal.INVENTORY:
+        moved = sensitivity(
+            Finalists.of(question, rate, dict(searching.spaces), searching.boundaries, searching.tables, found)
+        )
     return Plan(
         question=_question(question, rate),
         verdict=verdict(question.goal, best, baselines),
@@ -125,15 +208,15 @@ def assemble(searching: Search, found: Found, rate: float) -> Plan:
         colocated=baselines[Answer.DO_NOT_DISAGGREGATE],
         disaggregated=baselines[Answer.HOMOGENEOUS_DISAGGREGATED],
         heterogeneous=baselines[Answer.HETEROGENEOUS],
-        alternatives=tuple(Alternative(o, *why_not(best, o)) for o in shown),
-        pareto=pareto(options, rate),
-        sensitivity=sensitivity(finalists),
+        alternatives=tuple(Alternative(o, *why_not(question.goal, best, o)) for o in shown),
+        pareto=pareto(list({o.label: o for o in (best, *outcome.options)}.values()), best.rate),
+        sensitivity=moved,
         space=space_of(
             question, dict(searching.spaces), searching.boundaries, searching.setting, searching.tables, found, rate
         ),
         checklist=checklist(question, best, baselines[Answer.DO_NOT_DISAGGREGATE]),
         assumptions=ASSUMPTIONS,
-        warnings=_warnings(question, found),
+        warnings=_warnings(question, best),
         versions=_versions(),
     )
 
@@ -201,14 +284,20 @@ def _histogram(question: Ask, bins: int = 24) -> tuple[tuple[float, float, float
     return tuple((float(a), float(b), float(share)) for a, b, share in zip(edges[:-1], edges[1:], shares, strict=True))
 
 
-def _warnings(question: Ask, found: Found) -> tuple[str, ...]:
-    """What to know about the numbers of the cheapest fleets."""
+def _warnings(question: Ask, best: Option) -> tuple[str, ...]:
+    """What to know about the numbers of the best fleet and about the workload."""
     notes: dict[str, None] = {}
-    ask_perf = getattr(question.perf, "warnings", None)
-    best = found.best_apart()
-    for worker in [w for s in [best] if s for w in (s.meeting.prefill.worker, s.meeting.decode.worker)]:
-        if ask_perf is not None:
-            notes.update(dict.fromkeys(f"{worker.accelerator.name}: {note}" for note in ask_perf(worker)))
+    speak = getattr(question.perf, "warnings", lambda worker: ())
+    for pool in best.pools:
+        for member in pool.members:
+            worker = Worker(
+                question.model,
+                question.catalog.accelerator(member.accelerator),
+                Precision(member.weights, member.activations, member.kv),
+                Parallelism(member.tp, member.pp, member.ep, member.dp),
+                member.engine,
+            )
+            notes.update(dict.fromkeys(f"{member.accelerator}: {note}" for note in speak(worker)))
     notes.update(dict.fromkeys(question.workload.notes))
     return tuple(notes)
 

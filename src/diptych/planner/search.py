@@ -30,6 +30,7 @@ from diptych.planner.boundaries import Boundaries
 from diptych.planner.enumerate import Candidate, RoleSpace
 from diptych.planner.floors import Floors
 from diptych.planner.meeting import Meeting, Sized, cheapest, cheapest_on_nodes
+from diptych.planner.plan import Answer
 from diptych.planner.size import MOST_WORKERS, fluid
 from diptych.planner.stages import ColocatedStage, DecodeStage, Load, PrefillStage
 
@@ -61,7 +62,7 @@ class Tables:
     @classmethod
     def of(cls, ask: Ask) -> Tables:
         load = Load(ask.lengths, ask.slo, ask.cv2)
-        return cls(ask, load, Floors.of(ask.model, load))
+        return cls(ask, load, Floors.of(ask.model, load, ask.perf))
 
     def prefill_stage(self, worker: Worker) -> PrefillStage:
         if worker not in self.prefill:
@@ -138,17 +139,18 @@ def search(
     ceiling: float = math.inf,
     runners_up: int = 3,
     progress: Progress | None = None,
+    kinds: frozenset[Answer] = frozenset(Answer),
 ) -> Found:
-    """The cheapest fleet of each class at `rate` that costs less than `ceiling` USD/h.
+    """The cheapest fleet of each class in `kinds` at `rate` that costs less than `ceiling` USD/h.
 
     Exact are: the best colocated, the best disaggregated of one accelerator, the best of two, and the best `runners_up` + 1 pairs
     of accelerators over both.
     """
     found = Found()
-    if ask.placement in (None, Placement.COLOCATED):
+    if ask.placement in (None, Placement.COLOCATED) and Answer.DO_NOT_DISAGGREGATE in kinds:
         _search_together(tables, spaces[Role.COLOCATED].candidates, rate, found, ceiling, 0)
     if ask.placement is not Placement.COLOCATED:
-        _search_apart(ask, tables, boundaries, spaces, rate, found, ceiling, runners_up, progress)
+        _search_apart(ask, tables, boundaries, spaces, rate, found, ceiling, runners_up, progress, kinds)
     return found
 
 
@@ -215,6 +217,7 @@ def _search_apart(
     ceiling: float,
     runners_up: int,
     progress: Progress | None,
+    kinds: frozenset[Answer],
 ) -> None:
     sides = {role: _sides(role, spaces[role].candidates, tables, rate) for role in (Role.PREFILL, Role.DECODE)}
     anywhere = ask.pins.interconnect is not None
@@ -224,7 +227,7 @@ def _search_apart(
             ((mine, theirs), sides[Role.PREFILL][mine], sides[Role.DECODE][theirs])
             for mine in sides[Role.PREFILL]
             for theirs in sides[Role.DECODE]
-            if anywhere or mine[1:] == theirs[1:]
+            if (anywhere or mine[1:] == theirs[1:]) and _kind(mine[0], theirs[0]) in kinds
         )
     )
     for number, (floor, mine, theirs) in enumerate(work):
@@ -236,6 +239,10 @@ def _search_apart(
         if floor < _limit(found, key, ceiling, runners_up):
             limit = partial(_limit, found, key, ceiling, runners_up)
             _explore(tables, boundaries, sides[Role.PREFILL][mine], sides[Role.DECODE][theirs], key, found, limit)
+
+
+def _kind(prefill: str, decode: str) -> Answer:
+    return Answer.HOMOGENEOUS_DISAGGREGATED if prefill == decode else Answer.HETEROGENEOUS
 
 
 def _sides(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from diptych.perf.memory import kv_capacity
 from diptych.perf.model import PerfModel
 from diptych.perf.overheads import overheads
 from diptych.perf.pools import ColocatedPool, PrefillPool
+from diptych.planner.bands import bands
 from diptych.planner.benchmark_cases import Case, Unanswerable, case_of, layouts
 from diptych.planner.benchmark_rows import Kind, Row, Unread
 from diptych.workload.lengths import Lengths
@@ -28,7 +29,9 @@ from diptych.workload.lengths import Lengths
 class Prediction:
     """What we say of a row: seconds and output tokens/s, None where the row's kind does not define it.
 
-    `basis`, `band` and `outside` are the worst of the steps it was made from; `assumptions` what the row left open.
+    `basis` and `outside` are the worst of the steps it was made from; `bands` by metric say how far off it
+    may be; `assumptions` what the row left open;
+    `cold` says that the run is taken to be the first of its server.
     """
 
     row: Row
@@ -38,9 +41,10 @@ class Prediction:
     tpot: float | None
     output: float | None
     basis: Basis
-    band: float
+    bands: Mapping[str, float]
     outside: bool
     assumptions: tuple[str, ...] = field(default=())
+    cold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ def predict(
     unanswered: list[Unread] = []
     waiting: list[tuple[Case, Any]] = []
     loops: dict[Any, tuple[Loop, _Noted]] = {}
+    pools: dict[Any, tuple[ColocatedPool, int, _Noted]] = {}
     for done, row in enumerate(rows):
         if progress and done % 50 == 0:
             progress(done)
@@ -70,11 +75,11 @@ def predict(
             if row.kind in (Kind.CLOSED, Kind.DISAGGREGATED, Kind.STREAM) and not _is_open(case):
                 key = _same_load(case)
                 if key not in loops:
-                    noted = _Noted(perf)
+                    noted = _Noted(perf, pools)
                     loops[key] = (_loop(case, noted), noted)
                 waiting.append((case, key))
             else:
-                noted = _Noted(perf)
+                noted = _Noted(perf, pools)
                 predictions[row.number] = _prediction(case, noted, *_FORMULAS[row.kind](case, noted))
         except Unanswerable as reason:
             unanswered.append(Unread(row.number, str(reason)))
@@ -98,10 +103,15 @@ def _same_load(case: Case) -> Any:
 
 
 class _Noted:
-    """A perf model that remembers the worst basis, band and hull of what it was asked."""
+    """A perf model that remembers the worst basis, band and hull of what it was asked, and shares pools with others."""
 
-    def __init__(self, perf: PerfModel) -> None:
+    def __init__(self, perf: PerfModel, pools: dict[Any, tuple[ColocatedPool, int, _Noted]] | None = None) -> None:
         self.perf, self.basis, self.band, self.outside = perf, Basis.MEASURED, 0.0, False
+        self.pools = {} if pools is None else pools
+
+    def take(self, other: _Noted) -> None:
+        """Remember what another was told."""
+        self.basis, self.band, self.outside = other.basis, other.band, other.outside
 
     def prefill(self, worker: Worker, tokens: Any, past: Any = 0, batch: Any = 1) -> Timing:
         return self._note(self.perf.prefill(worker, tokens, past, batch))
@@ -122,8 +132,8 @@ class _Noted:
 
 def _prediction(case: Case, noted: _Noted, ttft: float | None, tpot: float | None, output: float | None) -> Prediction:
     return Prediction(
-        case.row, case.decode.accelerator.name, case.decode.model.name, ttft, tpot, output, noted.basis, noted.band,
-        noted.outside, case.assumptions,
+        case.row, case.decode.accelerator.name, case.decode.model.name, ttft, tpot, output, noted.basis,
+        bands(case.row.kind, case.is_assumed, noted.band), noted.outside, case.assumptions, case.protocol.cold > 0,
     )  # fmt: skip
 
 
@@ -183,33 +193,47 @@ def _output(case: Case, result: LoopResult) -> float:
 Figures = tuple[float | None, float | None, float | None]
 
 
-def _offline(case: Case, perf: PerfModel) -> Figures:
+def _offline(case: Case, perf: _Noted) -> Figures:
     """Throughput with the batch that memory holds, prompts and answers in balance."""
     pool, workers = _best_pool(case, perf)
     return None, None, pool.capacity * case.osl * workers
 
 
-def _server(case: Case, perf: PerfModel) -> Figures:
-    """Latencies of Poisson arrivals at the row's rate; the rate itself is what is put out while it can be held."""
+def _server(case: Case, perf: _Noted) -> Figures:
+    """Latencies of Poisson arrivals at the row's rate; the rate itself is what is put out while it can be held.
+
+    At or above the predicted capacity latency grows without bound: then there is none to predict.
+    """
     rate = case.row.rate
     if not rate:
         raise Unanswerable("no request rate")
+    if case.row.source.startswith("GPUStack"):
+        raise Unanswerable("all requests at once, their number not recorded")
     pool, workers = _best_pool(case, perf)
     most = pool.capacity * workers
-    state = pool.at(min(rate, most * 0.999), workers)
-    ttft, tpot = float(state.ttft.mean), float(state.tpot_mean)
-    return (ttft if np.isfinite(ttft) else None), tpot, min(rate, most) * case.osl
+    if rate >= most:
+        return None, None, most * case.osl
+    state = pool.at(rate, workers)
+    return float(state.ttft.mean), float(state.tpot_mean), rate * case.osl
 
 
-def _best_pool(case: Case, perf: PerfModel) -> tuple[ColocatedPool, int]:
+def _best_pool(case: Case, noted: _Noted) -> tuple[ColocatedPool, int]:
     """The pool of the case's workers and their count; where TP is not recorded, the TP of highest throughput."""
-    lengths = Lengths.fixed(case.isl, case.osl)
     total = case.decode.accelerators * case.decode_workers
+    key = (case.decode, total, round(case.isl), round(case.osl), case.choose_tp)
+    if key not in noted.pools:
+        own = _Noted(noted.perf, noted.pools)
+        noted.pools[key] = (*_search_pool(case, own, total), own)
+    pool, workers, told = noted.pools[key]
+    noted.take(told)
+    return pool, workers
+
+
+def _search_pool(case: Case, perf: PerfModel, total: int) -> tuple[ColocatedPool, int]:
+    lengths = Lengths.fixed(case.isl, case.osl)
     choices = [case.decode]
     if case.choose_tp:
-        larger = (
-            worker for worker in layouts(case.decode, min(total, 8)) if worker.accelerators > case.decode.accelerators
-        )
+        larger = (w for w in layouts(case.decode, min(total, 8)) if w.accelerators > case.decode.accelerators)
         choices += [worker for worker in larger if total % worker.accelerators == 0]
     pools = [ColocatedPool(perf, worker, lengths, kv_capacity(worker)) for worker in choices]
     best = max(pools, key=lambda pool: pool.capacity / pool.worker.accelerators)

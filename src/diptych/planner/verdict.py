@@ -97,9 +97,12 @@ def why(binding: str) -> str:
     return f"{NAMES[metric]} ({statistic})" if metric in NAMES else binding
 
 
-def why_not(best: Option, other: Option) -> tuple[str, float]:
+def why_not(goal: Goal, best: Option, other: Option) -> tuple[str, float]:
     """The sentence and the extra bill of a runner-up."""
     more = other.usd_per_hour - best.usd_per_hour
+    if goal is Goal.INVENTORY:
+        less = 1 - other.goodput / best.goodput
+        return f"carries {other.goodput:.3g} requests/s, {less:.0%} less: {why(other.binding)} binds", more
     if more <= 1e-9 * max(best.usd_per_hour, 1e-9):
         same = f"costs as much; {why(other.binding)} leaves {other.headroom:.0%} headroom against {best.headroom:.0%}"
         return same, more

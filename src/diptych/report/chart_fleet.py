@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from diptych.planner.plan import BoundaryPlan, Option, Plan, PoolPlan
-from diptych.report import words
+from diptych.report import story, words
 from diptych.report.charts import ROLE_COLOURS, Chart, category, marked, palette, quantity, specification, values
 from diptych.units import GB, format_bandwidth, format_bytes, format_seconds, format_usd
 
@@ -54,8 +54,10 @@ def _name(name: str) -> str:
     return f"{first} | {rest}" if rest else first.replace("best homogeneous ", "best homogeneous | ")
 
 
-def _cost(plan: Plan) -> Chart:
-    named = [(_name(name), option) for name, option in words.named_options(plan)]
+def _cost(plan: Plan) -> Chart | None:
+    if not plan.best.usd_per_hour:
+        return None
+    named = [(_name(name), option) for name, option in story.named_options(plan)]
     order = [name for name, _ in named]
     rows: list[dict[str, Any]] = [
         {"fleet": name, "role": str(pool.role), "usd": pool.usd_per_hour, "what": words.pool_line(pool), "order": index}
@@ -146,7 +148,7 @@ def _utilisation(plan: Plan) -> Chart:
 
 
 def _ttft(plan: Plan) -> Chart | None:
-    named = [(_name(name), option) for name, option in words.named_options(plan) if option.ttft_parts]
+    named = [(_name(name), option) for name, option in story.named_options(plan) if len(option.ttft_parts) > 1]
     if not named:
         return None
     order = [name for name, _ in named]

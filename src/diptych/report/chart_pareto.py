@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from diptych.planner.plan import Option, ParetoPoint, Plan
-from diptych.report import words
+from diptych.report import story, words
 from diptych.report.charts import (
     SERIES_COLOURS,
     Chart,
@@ -130,7 +130,7 @@ def _named_layers(
 
 def _chart(plan: Plan, metric: str, axis: str, scale: float, title: str, height: int, wide: bool = False) -> Chart:
     points = [_point(point) for point in plan.pareto]
-    rows = [_named(name, option, metric, scale) for name, option in words.named_options(plan)]
+    rows = [_named(name, option, metric, scale) for name, option in story.named_options(plan)]
     seen = [point[metric] for point in points] + [row[metric] for row in rows]
     costs = [point["usd"] for point in points] + [row["usd"] for row in rows]
     x = quantity(metric, axis, scale=_axis(min(seen), max(seen)), axis={"tickCount": 6, "grid": False})

@@ -29,17 +29,17 @@ def rule_chart(plan: Plan) -> Chart:
     """Every rule with its count and its sentence; the drawing shows the largest of each stage and sums up the rest."""
     space = plan.space
     broke, worse = _lines("broke a rule", space.rules), _lines("proved worse", space.pruned)
-    sized = Dropped("sized in full", "sized in full", space.sized, "", "")
-    drawn = [_bar(line) for line in (*_largest(broke), *_largest(worse), sized)]
+    sized = [Dropped("sized in full", "sized in full", space.sized, "", "")] if space.sized else []
+    drawn = [_bar(line) for line in (*_largest(broke), *_largest(worse), *sized)]
     whole, possible = words.big(space.cartesian), words.big(space.effective)
     return Chart(
         "rules",
-        f"{whole} designs, {possible} of them possible, {space.sized:,} sized",
+        f"{whole} designs, {possible} of them possible" + (f", {space.sized:,} sized" if space.sized else ""),
         "A rule drops what cannot exist; a proof of dominance drops what cannot win.",
         specification("Bars: designs dropped by every rule", 24 * len(drawn), layer=_layers(drawn)),
         ("stage", "rule", "designs", "reason", "for example"),
         tuple(
-            (d.stage, d.rule, f"{d.designs:,}", words.sentence(d.reason), d.example) for d in (*broke, *worse, sized)
+            (d.stage, d.rule, f"{d.designs:,}", words.sentence(d.reason), d.example) for d in (*broke, *worse, *sized)
         ),
         wide=True,
     )

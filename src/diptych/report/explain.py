@@ -12,7 +12,7 @@ from rich.text import Text
 
 from diptych.design.axes import Role
 from diptych.planner.plan import Option, ParetoPoint, Plan, RuleCount, Savings, Trust
-from diptych.report import words
+from diptych.report import story, words
 from diptych.report.chart_question import flip_value, flips_at
 from diptych.report.tables import table
 from diptych.units import format_seconds, format_usd
@@ -30,7 +30,7 @@ def explanation(plan: Plan) -> dict[str, Any]:
     ]
     kept = ("verdict", "sensitivity", "space", "checklist", "assumptions", "warnings", "versions")
     return {
-        "headline": words.headline(plan),
+        "headline": story.headline(plan),
         "design": plan.best.label,
         "binding": plan.best.binding,
         "alternatives": alternatives,
@@ -67,7 +67,7 @@ def why_not(plan: Plan, text: str) -> str:
         if _holds(other.option, sides):
             more = format_usd(other.usd_per_hour_more)
             return f"{other.option.label} costs {more} USD/h more: {words.sentence(other.why_not)}"
-    for name, option in words.named_options(plan)[1:]:
+    for name, option in story.named_options(plan)[1:]:
         if _holds(option, sides):
             return f"{option.label}, {name}: {_difference(plan.best, option)}"
     for point in plan.pareto:
@@ -121,9 +121,9 @@ def _section(title: str, body: RenderableType) -> Group:
 def _why(plan: Plan) -> Group:
     binds = words.sentence(f"{words.binding(plan.best)} is what binds")
     lines = [
-        f"{words.headline(plan)}.",
+        f"{story.headline(plan)}.",
         words.sentence(plan.verdict.reason),
-        f"{words.sentence(words.bill(plan))} {binds}",
+        f"{words.sentence(story.bill(plan))} {binds}",
         *(_saved(saving) for saving in plan.verdict.savings),
     ]
     return Group(*(Text(line) for line in lines))
@@ -131,7 +131,7 @@ def _why(plan: Plan) -> Group:
 
 def _saved(saving: Savings) -> str:
     shares = f"{words.percent(saving.per_hour)} per hour and {words.percent(saving.per_mtok)} per token"
-    return f"{shares} less than {words.baseline(saving)}, {saving.baseline}."
+    return f"{shares} less than {story.baseline(saving)}, {saving.baseline}."
 
 
 def _others(plan: Plan) -> RenderableType:
@@ -174,7 +174,7 @@ def _checklist(plan: Plan) -> Table:
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
     for item in plan.checklist:
-        told = " ".join(part for part in (item.detail, words.sentence(item.action)) if part)
+        told = " ".join(part for part in (words.sentence(item.detail), words.sentence(item.action)) if part)
         rows.add_row(_MARKS.get(item.status, "?"), Text.assemble((item.question, "bold"), f" {told}"))
     return rows
 
@@ -187,7 +187,7 @@ def _trusts(best: Option) -> list[tuple[str, Trust]]:
 def _sources(plan: Plan) -> Group:
     asked = plan.question
     lines = [f"{name}: {words.trust(trust)}" for name, trust in _trusts(plan.best)]
-    lines.append(f"prices: {asked.prices}, {asked.prices_date}")
+    lines.append(f"prices: {story.prices(plan)}")
     seen = f"{asked.workload.requests:,} requests" if asked.workload.requests else "described, not recorded"
     lines.append(f"workload: {asked.workload.name}, {seen}; {asked.workload.source}")
     lines += [f"{name} {version}" for name, version in plan.versions.items()]

@@ -13,7 +13,7 @@ from typing import Any
 
 from diptych.errors import Finding
 from diptych.planner.plan import Option, Plan
-from diptych.report import words
+from diptych.report import story, words
 from diptych.report.html import render
 
 INPUTS = "inputs.json"
@@ -91,9 +91,9 @@ def pareto_csv(plan: Plan) -> str:
 
 def designs_csv(plan: Plan) -> str:
     """The plan, the baselines and the runners-up, one a row: seconds, bytes/s, USD, watts."""
-    named = [(name, option) for name, option in words.named_options(plan)]
-    named += [("runner-up", other.option) for other in words.runners_up(plan)]
-    reasons = [words.reason_against(plan, option) for _, option in named]
+    named = [(name, option) for name, option in story.named_options(plan)]
+    named += [("runner-up", other.option) for other in story.runners_up(plan)]
+    reasons = [story.reason_against(plan, option) for _, option in named]
     rows = [(name, *_design_row(option), why) for (name, option), why in zip(named, reasons, strict=True)]
     return _csv(_DESIGN_COLUMNS, rows)
 

@@ -14,7 +14,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from diptych.planner.plan import BoundaryPlan, Option, Plan
-from diptych.report import words
+from diptych.report import story, words
 from diptych.report.chart_fleet import fleet_charts
 from diptych.report.chart_pareto import pareto_charts
 from diptych.report.chart_question import question_charts
@@ -44,7 +44,7 @@ class Row:
     option: Option
     lines: tuple[str, ...]
     why_not: str
-    saves: str
+    gain: str
     chosen: bool
 
 
@@ -64,9 +64,12 @@ def render(plan: Plan, command: str = "") -> str:
             plan_json=embedded_json(plan.to_dict()),
             charts_json=embedded_json(_specs(groups)),
             charts=groups,
-            headline=_unbroken(words.headline(plan)),
-            purpose=words.purpose(plan),
-            warnings=words.warnings(plan),
+            headline=_unbroken(story.headline(plan)),
+            purpose=story.purpose(plan),
+            common=story.common(plan),
+            prices=story.prices(plan),
+            gain_title=story.gain_title(plan),
+            warnings=story.warnings(plan),
             facts=facts(plan),
             compared=compared(plan),
             latencies=_latencies(plan.best),
@@ -128,11 +131,11 @@ def _environment() -> Environment:
         sentence=words.sentence,
         member_line=words.member_line,
         rented=words.rented,
-        formats=words.formats,
+        pool_formats=words.pool_formats,
         wire=words.wire,
         trust=words.trust,
         power=words.power,
-        usd=format_usd,
+        usd=words.money,
         seconds=format_seconds,
     )
     return environment
@@ -156,18 +159,18 @@ def _specs(groups: dict[str, tuple[Chart, ...]]) -> dict[str, Any]:
 def facts(plan: Plan) -> tuple[Fact, ...]:
     """The strip under the headline."""
     best = plan.best
-    size = f"{words.plural(best.accelerators, 'accelerator')}, {words.power(best.power_w)}"
+    size = f"{words.size(best)}, {words.power(best.power_w)}"
     parts = f"{format_usd(best.usd_per_mtok_input)} input, {format_usd(best.usd_per_mtok_total)} all tokens"
     cost = (
         Fact("Bill", f"{format_usd(best.usd_per_hour)} USD/h", size),
         Fact("Per million output tokens", f"{format_usd(best.usd_per_mtok_output)} USD", parts),
     )
-    spare = f"{words.percent(best.headroom)} above the load; {words.binding(best)} binds"
+    load, _, rest = story.spare(plan).removeprefix("goodput ").partition(" requests/s")
     return (
         *(cost if best.usd_per_hour else (Fact("Owned, not priced", f"{best.accelerators}", size),)),
         _latency_fact(plan, "ttft"),
         _latency_fact(plan, "tpot"),
-        Fact("Goodput", f"{words.count(best.goodput)} req/s", spare),
+        Fact("Goodput", f"{load} req/s", rest.strip(",; ")),
     )
 
 
@@ -196,17 +199,17 @@ def _glued(text: str) -> str:
 
 def compared(plan: Plan) -> tuple[Row, ...]:
     """The answer, the baselines that are always shown, then other runners-up: each design once."""
-    named = words.named_options(plan)
+    named = story.named_options(plan)
     rows = [_row(plan, name[0].upper() + name[1:], option) for name, option in named]
-    return (*rows, *(_row(plan, "Runner-up", other.option) for other in words.runners_up(plan)))
+    return (*rows, *(_row(plan, "Runner-up", other.option) for other in story.runners_up(plan)))
 
 
 def _row(plan: Plan, name: str, option: Option) -> Row:
     lines = words.fleet_lines(option)
-    if option == plan.best:
-        return Row(name, option, lines, why_not="", saves="", chosen=True)
-    share = 1 - plan.best.usd_per_hour / option.usd_per_hour if option.usd_per_hour else 0.0
-    return Row(name, option, lines, words.reason_against(plan, option), words.percent(share), chosen=False)
+    chosen = option == plan.best
+    return Row(
+        name, option, lines, "" if chosen else story.reason_against(plan, option), story.gain(plan, option), chosen
+    )
 
 
 def _latencies(best: Option) -> tuple[tuple[str, Any], ...]:
@@ -262,7 +265,7 @@ def _question(plan: Plan) -> tuple[tuple[str, str], ...]:
     return (
         ("model", asked.model),
         ("SLO", words.slo(plan)),
-        ("prices", f"{asked.prices}, {asked.prices_date}" if asked.prices_date else asked.prices),
+        ("prices", story.prices(plan)),
         ("asked for", str(asked.goal)),
         *((name, value) for name, value in optional if value),
     )

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diptych.planner.plan import Latency, Option, Plan, PoolPlan
-from diptych.report import words
+from diptych.report import story, words
 from diptych.report.terminal_plot import pareto_plot
 from diptych.units import format_bandwidth, format_seconds, format_usd
 
@@ -25,11 +25,11 @@ def plan_text(plan: Plan, written: Sequence[str] = (), plot: bool = True) -> Gro
         _headline(plan),
         _section("The fleet", _fleet(plan.best)),
         _section("Bill and latency", _numbers(plan)),
-        _section("Compared, all at the same load and SLO (latencies p90)", _compared(plan)),
+        _section(f"Compared: each {story.common(plan)} (latencies p90)", _compared(plan)),
     ]
     if plot and len(plan.pareto) > 1 and plan.best.usd_per_hour:
         parts.append(_section("USD per million tokens against TPOT p90", Text(pareto_plot(plan))))
-    parts += [_warning(advice) for advice in words.warnings(plan)]
+    parts += [_warning(advice) for advice in story.warnings(plan)]
     parts.append(_considered(plan))
     if written:
         parts.append(_section("Written", Group(*(Text(f"  {name}", overflow="fold") for name in written))))
@@ -52,8 +52,8 @@ def _section(title: str, body: RenderableType) -> Group:
 
 def _headline(plan: Plan) -> Group:
     return Group(
-        Text(words.headline(plan), style="bold green"),
-        Text(words.sentence(f"{words.bill(plan)}, {words.purpose(plan)}")),
+        Text(story.headline(plan), style="bold green"),
+        Text(words.sentence(f"{story.bill(plan)}, {story.purpose(plan)}")),
         Text(words.sentence(plan.verdict.reason)),
     )
 
@@ -65,7 +65,7 @@ def _fleet(best: Option) -> Table:
             _add_link(rows, best)
         what = f"{words.pool_line(pool)}\n{_formats(pool)}"
         busy, idle = words.percent(pool.utilisation), words.percent(pool.idle_share)
-        rows.add_row(_role(str(pool.role)), Text(what), format_usd(pool.usd_per_hour), busy, idle)
+        rows.add_row(_role(str(pool.role)), Text(what), words.money(pool.usd_per_hour), busy, idle)
     return rows
 
 
@@ -85,7 +85,7 @@ def _role(name: str) -> Text:
 
 def _formats(pool: PoolPlan) -> str:
     rented = "".join(f"\n{line}" for member in pool.members if (line := words.rented(member)))
-    return f"{words.formats(pool.members[0])}, {pool.members[0].engine}, {words.short_trust(pool.trust)}{rented}"
+    return f"{words.pool_formats(pool)}, {pool.members[0].engine}, {words.short_trust(pool.trust)}{rented}"
 
 
 def _numbers(plan: Plan) -> Group:
@@ -94,11 +94,12 @@ def _numbers(plan: Plan) -> Group:
         f"{format_usd(best.usd_per_hour)} USD/h; per million tokens: {format_usd(best.usd_per_mtok_output)} output, "
         f"{format_usd(best.usd_per_mtok_input)} input, {format_usd(best.usd_per_mtok_total)} all"
     )
-    spare = (
-        f"goodput {words.count(best.goodput)} requests/s, {words.percent(best.headroom)} above the load; "
-        f"{words.binding(best)} binds; {words.power(best.power_w)}"
-    )
-    return Group(Text(costs), Text(spare), Text(), _latencies(plan))
+    bill = [Text(costs)] if best.usd_per_hour else []
+    spare = f"{story.spare(plan)}; {words.size(best)}, {words.power(best.power_w)}"
+    latencies = (best.ttft, best.ttft_decode, best.tpot, best.e2e)
+    outside = any(latency.trust.outside_measured for latency in latencies)
+    note = [Text("* beyond what was measured", style="dim")] if outside else []
+    return Group(*bill, Text(spare), Text(), _latencies(plan), *note)
 
 
 def _latencies(plan: Plan) -> Table:
@@ -126,10 +127,10 @@ def _limit(plan: Plan, metric: str) -> str:
 
 def _compared(plan: Plan) -> Table:
     """The answer and the baselines, always; then the next best designs up to `MOST_ROWS` runners-up."""
-    rows = table("fleet", "USD/h", "USD/Mtok\noutput", "TTFT", "TPOT", "plan\nsaves")
-    for name, option in words.named_options(plan):
+    rows = table("fleet", "USD/h", "USD/Mtok\noutput", "TTFT", "TPOT", story.gain_title(plan).replace(" ", "\n"))
+    for name, option in story.named_options(plan):
         _add_option(rows, name, option, plan)
-    for other in words.runners_up(plan)[:MOST_ROWS]:
+    for other in story.runners_up(plan)[:MOST_ROWS]:
         _add_option(rows, "runner-up", other.option, plan)
     return rows
 
@@ -138,18 +139,17 @@ def _add_option(rows: Table, name: str, option: Option, plan: Plan) -> None:
     lines = Text(name, style="bold" if option == plan.best else "")
     for line in words.fleet_lines(option, brief=True):
         lines.append(f"\n{line}", style="dim")
-    share = 1 - plan.best.usd_per_hour / option.usd_per_hour if option.usd_per_hour else 0.0
     rows.add_row(
         lines,
-        format_usd(option.usd_per_hour),
-        format_usd(option.usd_per_mtok_output),
+        words.money(option.usd_per_hour),
+        words.money(option.usd_per_mtok_output),
         format_seconds(option.ttft.p90),
         format_seconds(option.tpot.p90),
-        "" if option == plan.best else words.percent(share),
+        story.gain(plan, option),
     )
 
 
-def _warning(advice: words.Advice) -> Group:
+def _warning(advice: story.Advice) -> Group:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -161,8 +161,9 @@ def _warning(advice: words.Advice) -> Group:
 
 def _considered(plan: Plan) -> Group:
     space = plan.space
+    sized = f", {space.sized:,} sized" if space.sized else ""
     line = (
-        f"{words.big(space.cartesian)} designs, {words.big(space.effective)} possible, {space.sized:,} sized; "
-        f"prices: {plan.question.prices} of {plan.question.prices_date}"
+        f"{words.big(space.cartesian)} designs, {words.big(space.effective)} possible{sized}; "
+        f"prices: {story.prices(plan)}"
     )
     return Group(Text(), Text(line, style="dim"))

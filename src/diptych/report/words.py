@@ -1,29 +1,24 @@
-"""The sentences and short numbers that the terminal, the page and the notebook share."""
+"""Short numbers and names, the same in the terminal and on the page."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from diptych.design.axes import Role
 from diptych.design.boundary import Codec, Placement
 from diptych.errors import InvalidInput
 from diptych.metrics.slo import SLO, Objective
+from diptych.planner.ask import OWNED
 from diptych.planner.plan import (
-    Alternative,
-    Answer,
     BoundaryPlan,
-    Goal,
     Latency,
     MemberPlan,
     Option,
     Plan,
     PoolPlan,
-    Savings,
     Space,
     Trust,
-    WorkloadSummary,
 )
 from diptych.units import format_seconds, format_usd
 
@@ -185,17 +180,29 @@ def pool_line(pool: PoolPlan) -> str:
     return " + ".join(member_line(member) for member in pool.members)
 
 
+def pool_with_formats(pool: PoolPlan) -> str:
+    """`2 × H100-SXM-80GB tp2 fp8`; the formats of a mixed pool once when its members share them."""
+    formats = [short_formats(member) for member in pool.members]
+    if len(set(formats)) == 1:
+        return f"{pool_line(pool)} {formats[0]}"
+    return " + ".join(f"{member_line(member)} {text}" for member, text in zip(pool.members, formats, strict=True))
+
+
 def fleet_lines(option: Option, brief: bool = False) -> tuple[str, ...]:
     """A fleet in short lines: its pools under their roles with their formats, and the link between them.
 
     `brief` writes P and D for the roles, as in 3P5D.
     """
     pools = tuple(
-        f"{_LETTERS[pool.role] if brief else pool.role} {pool_line(pool)} {short_formats(pool.members[0])}".strip()
-        for pool in option.pools
+        f"{_LETTERS[pool.role] if brief else pool.role} {pool_with_formats(pool)}".strip() for pool in option.pools
     )
     link = option.boundary
     return (*pools, f"over {link.link}, KV {link.wire}, {link.ownership}") if link else pools
+
+
+def pool_formats(pool: PoolPlan) -> str:
+    """The formats of a pool's members, each once."""
+    return "; ".join(dict.fromkeys(formats(member) for member in pool.members))
 
 
 def short_formats(member: MemberPlan) -> str:
@@ -206,12 +213,23 @@ def short_formats(member: MemberPlan) -> str:
 
 
 def rented(member: MemberPlan) -> str:
-    """`2 × p5.48xlarge of aws, 4 accelerators idle`; empty when no offer is named."""
-    if not member.offer:
+    """`2 × p5.48xlarge of aws`; a member on another one's instance shares it; empty for what is owned."""
+    if member.offer in ("", OWNED):
         return ""
-    idle = f", {plural(member.idle_accelerators, 'accelerator')} idle" if member.idle_accelerators else ""
     source = f" of {member.provider}" if member.provider and member.provider != member.offer else ""
-    return f"{member.instances} × {member.offer}{source}{idle}"
+    return f"{member.instances} × {member.offer}{source}" if member.instances else f"shares a {member.offer}{source}"
+
+
+def size(option: Option) -> str:
+    """`14 accelerators`, and how many more are rented with them and stay idle."""
+    members = [member for pool in option.pools for member in pool.members]
+    idle = sum(member.idle_accelerators for member in members if member.offer != OWNED)
+    return plural(option.accelerators, "accelerator") + (f" and {idle} idle" if idle > 0 else "")
+
+
+def money(value: float) -> str:
+    """A price, or a dash for what has none."""
+    return format_usd(value) if value else "–"
 
 
 def wire(boundary: BoundaryPlan) -> str:
@@ -231,154 +249,3 @@ def trust(value: Trust) -> str:
 def short_trust(value: Trust) -> str:
     """`± 12 % fitted`, a trailing `*` when a number lies outside what was measured."""
     return f"± {percent(value.band)} {value.basis}{'*' if value.outside_measured else ''}"
-
-
-def verdict(plan: Plan) -> str:
-    """What to do, without numbers: the first half of the headline."""
-    prefill, decode = plan.best.pool(Role.PREFILL), plan.best.pool(Role.DECODE)
-    if prefill is None or decode is None:
-        return f"Do not disaggregate, run {listed(chips(pool) for pool in plan.best.pools)} colocated"
-    if chips(prefill) == chips(decode):
-        return f"Disaggregate on {chips(prefill)} alone"
-    return f"Prefill on {chips(prefill)}, decode on {chips(decode)}"
-
-
-def rival(plan: Plan) -> Savings | None:
-    """The saving against the strongest baseline: the smallest one, so that no headline flatters."""
-    return min(plan.verdict.savings, key=lambda saving: saving.per_mtok, default=None)
-
-
-def baseline(saving: Savings) -> str:
-    """What a saving is measured against: `the best colocated fleet`."""
-    kind = "colocated" if saving.against == Answer.DO_NOT_DISAGGREGATE else saving.against
-    return f"the best {kind} fleet"
-
-
-def saving(plan: Plan) -> str:
-    """The second half of the headline: what the plan gains on its strongest rival; empty without one."""
-    if plan.question.goal is not Goal.RATE:
-        return _carried(plan)
-    least = rival(plan)
-    if least is None:
-        return ""
-    if abs(least.per_hour) < 0.0005:
-        return f"as cheap as {baseline(least)}"
-    return f"{percent(abs(least.per_hour))} {'cheaper' if least.per_hour > 0 else 'dearer'} than {baseline(least)}"
-
-
-def _carried(plan: Plan) -> str:
-    """What a budget or an inventory buys in goodput, beside the best fleet of another kind."""
-    others = [(name, option) for name, option in named_options(plan) if option != plan.best]
-    load = f"{count(plan.best.goodput)} requests/s"
-    if not others:
-        return load
-    name, other = max(others, key=lambda pair: pair[1].goodput)
-    more = plan.best.goodput / other.goodput - 1 if other.goodput else 0.0
-    told = f"{percent(abs(more))} {'more' if more > 0 else 'less'} than" if abs(more) >= 0.0005 else "as much as"
-    return f"{load}, {told} the {name} fleet"
-
-
-def purpose(plan: Plan) -> str:
-    """What was asked of the fleet: `at 20 requests/s, holding TTFT p90 < 2 s`."""
-    asked = plan.question
-    owned = listed(f"{number} {name}" for name, number in (asked.inventory or {}).items())
-    means = {
-        Goal.RATE: f"at {count(plan.best.rate)} requests/s",
-        Goal.BUDGET: f"for {format_usd(asked.budget_usd_per_hour or 0.0)} USD/h",
-        Goal.INVENTORY: f"on {owned}",
-    }
-    return f"{means[asked.goal]}, holding {slo(plan)}"
-
-
-def headline(plan: Plan) -> str:
-    """The answer in one sentence, as a manager would read it."""
-    gain = saving(plan)
-    return f"{verdict(plan)}: {gain}" if gain else verdict(plan)
-
-
-def bill(plan: Plan) -> str:
-    """`41.20 USD/h, 1.92 USD per million output tokens`; owned accelerators may have no price."""
-    best = plan.best
-    if not best.usd_per_hour:
-        return f"{plural(best.accelerators, 'accelerator')}, not priced"
-    return (
-        f"{format_usd(best.usd_per_hour)} USD/h, {format_usd(best.usd_per_mtok_output)} USD per million output tokens"
-    )
-
-
-def asked(workload: WorkloadSummary) -> str:
-    """The workload in one line."""
-    hits = workload.prefix_hit_rate
-    cached = f", {percent(hits)} of the prompt in a prefix cache" if hits else ""
-    lengths = f"{workload.isl_mean:,.0f} tokens in, {workload.osl_mean:,.0f} out on average"
-    return f"{workload.name}: {lengths}{cached}"
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """A warning in the pattern people act on: what, why, what to do."""
-
-    what: str
-    why: str = ""
-    fix: str = ""
-
-
-def advice(text: str) -> Advice:
-    """Split a warning at its `Why:` and `Fix:`, both optional.
-
-    >>> advice("The link is 91 % busy. Why: 4 TB/h cross it. Fix: --wire fp8")
-    Advice(what='The link is 91 % busy.', why='4 TB/h cross it.', fix='--wire fp8')
-    """
-    head, _, fix = text.partition("Fix:")
-    what, _, why = head.partition("Why:")
-    return Advice(what.strip(), why.strip(), fix.strip())
-
-
-def warnings(plan: Plan) -> tuple[Advice, ...]:
-    """What a reader must know first: a saving smaller than its own error band, then the plan's warnings."""
-    told = tuple(advice(text) for text in plan.warnings)
-    doubt = _doubt(plan)
-    return (doubt, *told) if doubt else told
-
-
-def _doubt(plan: Plan) -> Advice | None:
-    least = rival(plan)
-    band = max(plan.best.ttft_decode.trust.band, plan.best.tpot.trust.band)
-    if least is None or not 0 < least.per_mtok < band:
-        return None
-    return Advice(
-        f"The saving of {percent(least.per_mtok)} lies within the error band of the latencies, ± {percent(band)}.",
-        f"two fleets this close may change places; the rival is {least.baseline}.",
-        "measure both fleets on your workload before you commit; diptych validate compares your rows with the model",
-    )
-
-
-def named_options(plan: Plan) -> tuple[tuple[str, Option], ...]:
-    """The answer and the baselines that are always shown, each design once, under the name of its part."""
-    named = (
-        ("the plan", plan.best),
-        ("best homogeneous colocated", plan.colocated),
-        ("best homogeneous disaggregated", plan.disaggregated),
-        ("best heterogeneous", plan.heterogeneous),
-    )
-    seen: list[tuple[str, Option]] = []
-    for name, option in named:
-        if option is None:
-            continue
-        known = next((index for index, (_, other) in enumerate(seen) if other == option), None)
-        if known is None:
-            seen.append((name, option))
-        else:
-            seen[known] = (f"{seen[known][0]}, {name}", option)
-    return tuple(seen)
-
-
-def runners_up(plan: Plan) -> tuple[Alternative, ...]:
-    """The alternatives that are not already among the named options."""
-    named = [option for _, option in named_options(plan)]
-    return tuple(other for other in plan.alternatives if other.option not in named)
-
-
-def reason_against(plan: Plan, option: Option) -> str:
-    """Why an option is not the plan, where the plan says so."""
-    return next((other.why_not for other in plan.alternatives if other.option == option), "")

@@ -19,6 +19,7 @@ from diptych.workload.lengths import Lengths
 
 _NORMAL = NormalDist()
 _FLOAT = NDArray[np.float64]
+LENGTH_FIELDS = ("input_tokens", "output_tokens")  # the fields of a quantile table that are ISL and OSL
 _AXIS_POINTS = 24  # per length, so that their product has 576
 
 
@@ -137,6 +138,9 @@ def _quantile_row(row: Mapping[str, str], where: str) -> tuple[float, float] | F
         prob, tokens = float(row["cum_prob"]), float(row["tokens"])
     except ValueError:
         return Finding(where, f"cum_prob {row['cum_prob']!r} or tokens {row['tokens']!r} is not a number")
-    if not 0 <= prob <= 1 or not 0 <= tokens < math.inf:
-        return Finding(where, f"cum_prob {prob:g} at {tokens:g} tokens is out of range", "0 to 1, and 0 tokens or more")
+    least = 1 if row["field"] in LENGTH_FIELDS else 0
+    if not 0 <= prob <= 1 or not least <= tokens < math.inf:
+        return Finding(
+            where, f"cum_prob {prob:g} at {tokens:g} tokens is out of range", f"0 to 1, and {least} tokens or more"
+        )
     return prob, tokens

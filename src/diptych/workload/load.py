@@ -10,7 +10,7 @@ from pathlib import Path
 from diptych.errors import Finding, InvalidInput, InvalidTrace, did_you_mean
 from diptych.workload.arrivals import rescale
 from diptych.workload.closed_forms import FORMS, fixed, lognormal
-from diptych.workload.distributions import independent, read_quantiles
+from diptych.workload.distributions import LENGTH_FIELDS, independent, read_quantiles
 from diptych.workload.formats import Layout, detect
 from diptych.workload.presets import BUNDLED, DATA, PRESETS, SOURCES, preset
 from diptych.workload.rates import read_rates
@@ -19,7 +19,7 @@ from diptych.workload.stage import Progress
 from diptych.workload.trace import Trace
 from diptych.workload.workload import Arrivals, Workload
 
-_LENGTH_FIELDS = ("input_tokens", "output_tokens")
+_ON_REUSE = ("prefix reuse", "cached prefixes")  # how notes on measured reuse begin
 _INDEPENDENT = "ISL and OSL taken as independent: the table has their quantiles only"
 Say = Callable[[str], None]
 
@@ -60,9 +60,8 @@ def with_prefix_hit(workload: Workload, share: float, where: str = "--prefix-hit
             Finding(where, f"{share:g} is not a share of the prompt tokens", "0 up to, not including, 1")
         )
     lengths = replace(workload.lengths, cached=share * workload.lengths.isl)
-    return replace(
-        workload, lengths=lengths, notes=(*workload.notes, f"prefix hit ratio of {share * 100:.3g} % as given")
-    )
+    kept = (note for note in workload.notes if not note.startswith(_ON_REUSE))
+    return replace(workload, lengths=lengths, notes=(*kept, f"prefix hit ratio of {share * 100:.3g} % as given"))
 
 
 def _named(spec: str, reading: Reading, say: Say) -> Workload:
@@ -144,8 +143,8 @@ def _notes(trace: Trace, reuse: Reuse | None, reading: Reading) -> list[str]:
 
 def _from_quantiles(path: Path, name: str, model: str, layout: Layout) -> Workload:
     tables = read_quantiles(path, name, layout)
-    model = _pick(model, [key for key, fields in tables.items() if set(fields) >= set(_LENGTH_FIELDS)], name)
-    lengths = independent(*(tables[model][field] for field in _LENGTH_FIELDS))
+    model = _pick(model, [key for key, fields in tables.items() if set(fields) >= set(LENGTH_FIELDS)], name)
+    lengths = independent(*(tables[model][field] for field in LENGTH_FIELDS))
     arrivals = Arrivals(0.0, note="no arrival times: give a rate")
     source = f"{SOURCES.get(name, name)}, quantile table"
     return Workload(
@@ -162,7 +161,7 @@ def _from_rates(path: Path, name: str, model: str, layout: Layout) -> Workload:
         hint = f"give lengths as --workload and the mean rate as --rate: {mean}"
         raise InvalidTrace(Finding(name, "a rate table: rates without lengths", f"a model of {lengths_of}", hint))
     model = _pick(model, [key for key in rates if key in known], name)
-    lengths = independent(*(known[model][field] for field in _LENGTH_FIELDS))
+    lengths = independent(*(known[model][field] for field in LENGTH_FIELDS))
     notes = (f"lengths of {model} from the bundled {lengths_of}", _INDEPENDENT, "prefix reuse unknown; none assumed")
     found = rates[model]
     return Workload(f"{name}#{model}", lengths, found.arrivals(), found.requests, f"{name}, rate table", notes)

@@ -10,6 +10,9 @@ from diptych.catalog.names import accelerator_key, model_keys
 CATALOG = Catalog.load()
 
 MODELS = {
+    "gptj-99": "GPT-J-6B",
+    "GPT-J 6B": "GPT-J-6B",
+    "Falcon 180B": "Falcon-180B",
     "deepseek-ai/DeepSeek-R1": "DeepSeek-R1",
     "deepseek-ai/DeepSeek-R1-0528": "DeepSeek-R1",
     "DeepSeek-R1/V3": "DeepSeek-R1",
@@ -52,9 +55,6 @@ MODELS = {
 }
 
 UNRESOLVED_MODELS = (
-    "gptj-99",
-    "GPT-J 6B",
-    "Falcon 180B",
     "Qwen/Qwen3.5-9B",
     "zai-org/GLM-4.5-Air",
     "qwen3-vl-235b-a22b",  # its load is images

@@ -8,9 +8,9 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[2] / "golden"
 
 
-def same(name: str, text: str) -> None:
+def same(name: str, text: str, folder: Path = FOLDER) -> None:
     text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-    file = FOLDER / name
+    file = folder / name
     if os.environ.get("UPDATE_GOLDEN"):
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8"), (

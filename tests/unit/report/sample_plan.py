@@ -345,6 +345,29 @@ def colocated_plan() -> Plan:
     )  # fmt: skip
 
 
+def owned_plan() -> Plan:
+    """The best use of what is owned: mixed prefill, a colocated pool beside the pair, no price, nothing sized."""
+    plan = heterogeneous_plan()
+    owned = [replace(member(name, 1, 1, 0.0), offer="owned", provider="owned") for name in ("A100-80GB", "L40S")]
+    mixed = (owned[0], replace(owned[1], workers=4, weights=Dtype.BF16))
+    pools = (
+        pool(Role.PREFILL, mixed, FITTED),
+        pool(Role.DECODE, (owned[0],), FITTED),
+        pool(Role.COLOCATED, (owned[0],), FITTED),
+    )
+    best = option("owned", pools, BOUNDARY, True)
+    return replace(
+        plan,
+        question=replace(
+            plan.question, goal=Goal.INVENTORY, inventory={"A100-80GB": 4, "L40S": 4}, prices="", prices_date=""
+        ),
+        best=best,
+        heterogeneous=best,
+        pareto=tuple(replace(p, usd_per_hour=0.0, usd_per_mtok_total=0.0) for p in plan.pareto),
+        space=replace(plan.space, sized=0),
+    )
+
+
 def hostile_plan() -> Plan:
     """Every name a user controls is an attack."""
     plan = heterogeneous_plan()

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sample_plan import colocated_plan, heterogeneous_plan
+from sample_plan import colocated_plan, heterogeneous_plan, owned_plan
 
 from diptych.planner.plan import Plan, RuleCount
-from diptych.report import words
+from diptych.report import story
 from diptych.report.chart_fleet import fleet_charts
 from diptych.report.chart_pareto import pareto_charts
 from diptych.report.chart_question import question_charts
@@ -37,12 +37,13 @@ def test_all_that_was_promised_is_drawn() -> None:
         "pareto-tpot", "pareto-ttft", "pareto-goodput", "cost", "utilisation", "ttft", "memory", "rules", "flips", "lengths",
     }  # fmt: skip
     assert "flips" not in charts(colocated_plan())
+    assert not {"cost", "pareto-tpot"} & set(charts(owned_plan()))
 
 
 def test_cost_bars_add_up_to_the_bill_of_each_fleet() -> None:
     rows = data(charts(PLAN)["cost"])
     for fleet in {row["fleet"] for row in rows}:
-        option = next(o for name, o in words.named_options(PLAN) if name.split(",")[0].split()[-1] in fleet)
+        option = next(o for name, o in story.named_options(PLAN) if name.split(",")[0].split()[-1] in fleet)
         assert sum(row["usd"] for row in rows if row["fleet"] == fleet) == pytest.approx(option.usd_per_hour)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import doctest
 import io
+import re
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 from kept import FOLDER, same
 from rich.console import Console, RenderableType
-from sample_plan import colocated_plan, heterogeneous_plan, hostile_plan
+from sample_plan import colocated_plan, heterogeneous_plan, hostile_plan, owned_plan
 
-from diptych.planner.plan import Goal, Plan
-from diptych.report import words
+from diptych.cli import plan_inputs
+from diptych.planner.plan import Goal, Plan, json_schema
+from diptych.report import story, words
 from diptych.report.chart_pareto import pareto_charts
 from diptych.report.explain import explain_text, explanation, why_not
 from diptych.report.folder import as_json
@@ -51,47 +55,55 @@ def test_names_with_markup_are_shown_as_they_are() -> None:
 
 
 def test_headline_names_the_strongest_rival_not_the_weakest() -> None:
-    assert words.headline(heterogeneous_plan()) == (
+    assert story.headline(heterogeneous_plan()) == (
         "Prefill on H100-SXM-80GB, decode on H20-96GB: 31 % cheaper than the best homogeneous disaggregated fleet"
     )
-    assert words.headline(colocated_plan()).startswith("Do not disaggregate, run H100-SXM-80GB colocated: 4 % cheaper")
+    assert story.headline(colocated_plan()).startswith("Do not disaggregate, run H100-SXM-80GB colocated: 4 % cheaper")
 
 
 def test_headline_of_a_budget_compares_goodput() -> None:
     plan = heterogeneous_plan()
     question = replace(plan.question, goal=Goal.BUDGET, budget_usd_per_hour=60.0)
     asked = replace(plan, question=question, best=replace(plan.best, goodput=26.0), heterogeneous=None)
-    assert words.headline(asked).endswith("26 requests/s, 11 % more than the best homogeneous colocated fleet")
-    assert words.purpose(asked).startswith("for 60.00 USD/h")
+    assert story.headline(asked).endswith("26 requests/s, 11 % more than the best homogeneous colocated fleet")
+    assert story.purpose(asked).startswith("for 60.00 USD/h")
+    assert story.gain(asked, plan.best) == "+11 %"
+    assert "costs no more than the budget" in printed(plan_text(asked))
 
 
-def test_an_inventory_without_prices_is_told_without_prices() -> None:
+def test_an_inventory_is_told_without_prices_and_with_every_pool() -> None:
+    plan = owned_plan()
+    same("plan_owned.txt", printed(plan_text(plan)))
+    assert "against TPOT" not in printed(plan_text(plan))
+    assert not pareto_charts(plan)
+    page = render(plan)
+    assert "Owned, not priced" in page
+    assert [page.count(f'<div class="panel {role}">') for role in ("prefill", "decode", "colocated")] == [1, 1, 1]
+    assert "0.00 USD" not in re.sub(r"<script.*", "", page, flags=re.DOTALL)
+
+
+def test_what_does_not_fit_the_budget_is_no_runner_up() -> None:
     plan = heterogeneous_plan()
-    free = replace(plan.best, usd_per_hour=0.0, usd_per_mtok_output=0.0)
-    question = replace(plan.question, goal=Goal.INVENTORY, inventory={"A100-80": 8, "L40S": 16})
-    asked = replace(plan, question=question, best=free, pareto=tuple(replace(p, usd_per_hour=0.0) for p in plan.pareto))
-    assert words.purpose(asked).startswith("on 8 A100-80 and 16 L40S")
-    text = printed(plan_text(asked))
-    assert "16 accelerators, not priced" in text
-    assert "against TPOT" not in text
-    assert not pareto_charts(asked)
-    assert "not priced" in render(asked)
+    assert [other.option.usd_per_hour for other in story.runners_up(plan)] == [37.4]
+    asked = replace(plan, question=replace(plan.question, goal=Goal.BUDGET, budget_usd_per_hour=36.0))
+    assert story.runners_up(asked) == ()
 
 
 @pytest.mark.parametrize(
-    ("share", "told"), [(0.2, "20 % cheaper than"), (-0.2, "20 % dearer than"), (0.0, "as cheap as")]
+    ("share", "told"),
+    [(0.2, "20 % cheaper than"), (-0.2, "20 % dearer than"), (-3.7, "4.7 times the price of"), (0.0, "as cheap as")],
 )
 def test_headline_of_a_pinned_pair_says_what_the_pin_costs(share: float, told: str) -> None:
     plan = heterogeneous_plan()
     (one, _) = plan.verdict.savings
     pinned = replace(plan, verdict=replace(plan.verdict, savings=(replace(one, per_hour=share, per_mtok=share),)))
-    assert f": {told} the best colocated fleet" in words.headline(pinned)
+    assert f": {told} the best colocated fleet" in story.headline(pinned)
 
 
 def test_headline_without_a_rival_claims_no_saving() -> None:
     plan = heterogeneous_plan()
     alone = replace(plan, verdict=replace(plan.verdict, savings=()))
-    assert words.headline(alone) == "Prefill on H100-SXM-80GB, decode on H20-96GB"
+    assert story.headline(alone) == "Prefill on H100-SXM-80GB, decode on H20-96GB"
 
 
 def test_no_slo_is_said_in_words() -> None:
@@ -144,9 +156,34 @@ def test_plan_json(name: str) -> None:
     assert Plan.load(FOLDER / f"plan_{name}.json") == made
 
 
+def test_the_schema_in_the_docs_is_the_schema_of_the_plan() -> None:
+    same("plan.schema.json", as_json(json_schema()), FOLDER.parents[1] / "docs")
+
+
 def test_notebook_shows_the_plan_and_escapes_its_names() -> None:
     shown = heterogeneous_plan()._repr_html_()
     assert shown.count("<tr>") == 1 + 4
     assert "35.50" in shown
     assert "<script" not in hostile_plan()._repr_html_()
     assert "&lt;script&gt;" in hostile_plan()._repr_html_()
+
+
+def test_pools_on_one_instance_share_it_and_idle_is_counted_over_the_fleet() -> None:
+    best = heterogeneous_plan().best
+    prefill, decode = (pool.members[0] for pool in best.pools)
+    guest, host = replace(prefill, instances=0, idle_accelerators=-4), replace(decode, idle_accelerators=4)
+    shared = replace(best, pools=(replace(best.pools[0], members=(guest,)), replace(best.pools[1], members=(host,))))
+    assert words.rented(guest) == "shares a h100-sxm-80gb.8x of example"
+    assert words.size(shared) == "16 accelerators"
+    host = replace(decode, idle_accelerators=4)
+    assert (
+        words.size(replace(best, pools=(best.pools[0], replace(best.pools[1], members=(host,)))))
+        == "16 accelerators and 4 idle"
+    )
+
+
+@pytest.mark.parametrize("module", [words, story, plan_inputs], ids=lambda module: module.__name__)
+def test_the_examples_in_the_docstrings(module: ModuleType) -> None:
+    ran = doctest.testmod(module)
+    assert ran.failed == 0
+    assert ran.attempted > 0

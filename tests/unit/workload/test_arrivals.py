@@ -81,4 +81,6 @@ def test_bad_prefix_hits(share: float) -> None:
 
 def test_prefix_hit_sets_cached_tokens() -> None:
     assert load_workload("preset:chat", prefix_hit=0.3).lengths.hit_rate == pytest.approx(0.3)
-    assert load_workload("mooncake_arxiv_first1000.jsonl.gz", prefix_hit=0.0).lengths.hit_rate == 0
+    given = load_workload("mooncake_arxiv_first1000.jsonl.gz", prefix_hit=0.0)
+    assert given.lengths.hit_rate == 0
+    assert [note for note in given.notes if "prefix" in note] == ["prefix hit ratio of 0 % as given"]

@@ -187,7 +187,7 @@ def test_broken_tables(head: str, tmp_path: Path) -> None:
     assert "not a table of text" in refusal(tmp_path, head.encode() + rows + b"\xff\n")[0]
 
 
-@pytest.mark.parametrize("row", ["m,f,2,5", "m,f,0.5,-1", "m,f,x,1", "m,f,nan,1"])
+@pytest.mark.parametrize("row", ["m,f,2,5", "m,f,0.5,-1", "m,f,x,1", "m,f,nan,1", "m,input_tokens,0.5,0"])
 def test_bad_quantiles(row: str, tmp_path: Path) -> None:
     assert refusal(tmp_path, f"model,field,cum_prob,tokens\n{row}\n")[0].startswith("t.csv:2:")
 

@@ -45,8 +45,11 @@ def test_table_names_regime_and_reuse() -> None:
     ("arguments", "words"),
     [
         (["nothing.csv"], "no such workload"),
-        (["preset:chat", "--rate", "0"], "--rate: 0 is not a rate"),
+        (["preset:chat", "--rate", "0"], "--rate"),
+        (["preset:chat", "--rate", "-3"], "--rate"),
         (["preset:chat", "--prefix-hit", "2"], "--prefix-hit"),
+        (["nothing.csv", "--cache-tokens", "0", "--prefix-hit", "x", "--rate", "y"], "4 problems"),
+        (["nothing.csv", "--columns", "islo=a"], "did you mean isl"),
         (["preset:chat", "--cache-tokens", "lots"], "--cache-tokens"),
         (["azure2023_conv.csv.gz", "--columns", "isl=nope,osl=output_tokens"], "no column 'nope' for isl"),
     ],
