@@ -239,8 +239,12 @@ class Batch(Generic[S]):
         """
         if self.ready:
             self._start_ready()
-        if (self.waiting or self.partial) and self._prompts():
-            return 1
+        if self.waiting or self.partial:
+            before = self.preemptions
+            if self._prompts():
+                return 1
+            if self.preemptions != before:
+                return 1 if self.batch else self.plan()  # a slot came free: the next step may hold somebody else
         size = self.batch
         if not size:
             return 0
@@ -296,9 +300,8 @@ class Batch(Generic[S]):
 
     def _until_full(self) -> int:
         """The most steps until a sequence finishes for which blocks suffice. They never come free along a run."""
-        self._make_room()
-        if not self.batch:
-            return 0
+        if self._make_room():
+            return 1 if self.batch else self.plan()
         low, high = 1, self.running[0][0] - self.step
         if self.has_room(0, high - 1):
             return high

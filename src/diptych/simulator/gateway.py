@@ -227,7 +227,7 @@ class Gateway:
             return
         if request.target is None:
             self._choose(now, about)
-        else:
+        elif request not in request.target.asking:  # a target chosen meanwhile was asked then
             self._ask_room(request, now)
 
     def _start_transfer(self, request: Request, now: int) -> None:
