@@ -119,13 +119,13 @@ class Batch(Generic[S]):
         pool = self.pool
         tokens = sequence.todo + (sequence.osl - sequence.generated if self.reserves else 1)
         taken = (
-            self._take(sequence.blocks, sequence.todo // pool.hash_tokens)
+            self._take(sequence.blocks, sequence.todo // pool.hash_tokens, steps)
             if sequence.blocks and pool.cache is not None
             else NO_BLOCKS
         )
         need = -(-tokens // pool.size) - len(taken) * pool.per_hash
         if not self.has_room(need, steps):
-            self.free((0, taken))
+            self.free((0, taken), steps)
             return None
         pool.held += need
         return need, taken
@@ -147,11 +147,11 @@ class Batch(Generic[S]):
         sequence.taken = NO_BLOCKS
         return holding
 
-    def free(self, holding: Holding) -> None:
-        """Blocks reserved or pinned are free again."""
+    def free(self, holding: Holding, steps: int = 0) -> None:
+        """Blocks reserved or pinned are free again, `steps` into the run."""
         pool = self.pool
         if pool.cache is not None:
-            self.settle()
+            self.settle(steps)
             if holding[1]:
                 pool.held -= pool.cache.drop(holding[1]) * pool.per_hash
         pool.held -= holding[0]
@@ -223,11 +223,11 @@ class Batch(Generic[S]):
             return True
         return self.growing(steps) <= room
 
-    def settle(self) -> None:
+    def settle(self, steps: int = 0) -> None:
         """Evict idle cached blocks that live ones have grown into. Called before anything shrinks, so that no peak is missed."""
         pool = self.pool
         if pool.cache is not None and pool.cache.idle:
-            pool.evicted.extend(pool.cache.evict((pool.capacity - pool.held - self.growing()) // pool.per_hash))
+            pool.evicted.extend(pool.cache.evict((pool.capacity - pool.held - self.growing(steps)) // pool.per_hash))
 
     # --- one step ---------------------------------------------------------------------------------------------------
 
@@ -342,8 +342,8 @@ class Batch(Generic[S]):
                 tokens = left
             elif self.chunks:
                 return self._not_now(sequence)
-        if sequence.hands_off:
-            kept = sequence.todo  # a source is whole or not begun, or two half sources could wait for each other
+        if sequence.hands_off or not self.rules.mixes:
+            kept = sequence.todo  # whole or not begun: half prompts could wait for each other, or keep decodes from ending
         else:
             kept = sequence.todo + sequence.osl - sequence.generated if self.reserves else sequence.computed + tokens
         need = -(-(kept - sequence.shared) // pool.size)
@@ -371,9 +371,9 @@ class Batch(Generic[S]):
         if not sequence.order:
             return 0  # preempted for an older prompt of this step
         tokens = min(sequence.todo - sequence.computed, left)
-        if not (self.reserves or sequence.hands_off):
-            need = -(-(sequence.computed + tokens - sequence.shared) // self.pool.size) - sequence.held
-            while not self.has_room(need):
+        if not self.reserves:
+            need = max(-(-(sequence.computed + tokens - sequence.shared) // self.pool.size) - sequence.held, 0)
+            while need and not self.has_room(need):
                 victim = self._last()
                 self._preempt(victim)
                 if victim is sequence:
@@ -462,11 +462,11 @@ class Batch(Generic[S]):
         sequence.shared = len(sequence.taken) * span
         sequence.computed = max(sequence.computed, sequence.shared)
 
-    def _take(self, hashes: tuple[Any, ...], most: int) -> list[Any]:
+    def _take(self, hashes: tuple[Any, ...], most: int, steps: int = 0) -> list[Any]:
         """Refer to the leading blocks that are cached, `most` at most."""
         cache = self.pool.cache
         assert cache is not None
-        self.settle()
+        self.settle(steps)
         taken = list(hashes[: min(cache.match(hashes), most)])
         self.pool.held += cache.take(taken) * self.pool.per_hash
         return taken

@@ -37,11 +37,6 @@ class BlockPool:
         self.cache = PrefixCache() if hash_tokens else None
         self.evicted: list[Any] = []  # hashes that left the cache, for whoever moves them to another tier
 
-    @property
-    def cached(self) -> int:
-        """Blocks that hold a known prefix, referenced or not."""
-        return (len(self.cache.live) + len(self.cache.idle)) * self.per_hash if self.cache else 0
-
 
 class PrefixCache:
     """Full blocks of known prefixes by hash, with reference counts; unreferenced ones wait in LRU order.

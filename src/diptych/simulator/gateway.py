@@ -22,7 +22,7 @@ from diptych.simulator.worker import VirtualWorker
 
 # Members looked up once: a class attribute of an enum is slow to reach.
 HANDING_OFF, DECODING = Stage.HANDING_OFF, Stage.DECODING
-ROUTED, PRODUCED, ROOM, ARRIVED = Event.ROUTED, Event.PRODUCED, Event.ROOM, Event.ARRIVED
+ROUTED, PRODUCED, ROOM, ARRIVED, EXPIRED = Event.ROUTED, Event.PRODUCED, Event.ROOM, Event.ARRIVED, Event.EXPIRED
 OPEN, PRODUCING, ROOMY, OFFERED, RELEASED = State.OPEN, State.PRODUCING, State.ROOMY, State.OFFERED, State.RELEASED
 
 Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
@@ -37,11 +37,12 @@ class Gateway:
         self.live: dict[int, Request] = {}
         self.held: list[Request] = []  # nobody can run them now
         self.ended: Callable[[int], None] | None = None
-        self.accepts = 0  # requests judged by admission
+        self.now = 0  # when a request is being routed
+        self.latest = 0  # when something happened to a request last
         policy, boundary = cluster.policy, cluster.boundary
         self.policy, self.boundary = policy, boundary
-        self.prefill_router = Router(policy.prefill_routing, _overlap)
-        self.decode_router = Router(policy.decode_routing, _overlap)
+        self.prefill_router = Router(policy.prefill_routing, self._overlap)
+        self.decode_router = Router(policy.decode_routing, self._overlap)
         self.prefill, self.decode = cluster.pools[Role.PREFILL], cluster.pools[Role.DECODE]
         self.colocated = cluster.pools[Role.COLOCATED]
         self.detection, self.round_trip = max(ps(policy.detection), 1), max(ps(policy.round_trip), 1)
@@ -79,6 +80,7 @@ class Gateway:
     def arrive(self, request: Request, now: int) -> None:
         """A request enters."""
         self.live[request.id] = request
+        self.latest = now
         if request.prompt + request.osl > self.longest:
             self.refuse(request, Outcome.TOO_LONG, now)
         else:
@@ -86,11 +88,12 @@ class Gateway:
 
     def route(self, request: Request, now: int) -> None:
         """Choose its workers and begin its handoff, or find another way."""
+        self.now = now
         if self.boundary is None:
             self._run_whole(request, self.decode_router.pick(self.colocated, request), now)
             return
         request.target = target = self.decode_router.pick(self.decode, request)
-        if target is not None and self.local_below and request.todo - _overlap(target, request) < self.local_below:
+        if target is not None and self.local_below and request.todo - self._overlap(target, request) < self.local_below:
             self._run_whole(request, target, now)
             return
         request.source = source = self.prefill_router.pick(self.prefill, request)
@@ -105,6 +108,14 @@ class Gateway:
         request.hands_off = True
         request.state = OPEN
         self.on(request, ROUTED, now)
+
+    def _overlap(self, worker: VirtualWorker, request: Request) -> int:
+        """Prompt tokens that a worker's cache holds now."""
+        cache = worker.pool.cache
+        if cache is None or not request.blocks:
+            return 0
+        worker.settle_at(self.now)
+        return cache.match(request.blocks) * worker.pool.hash_tokens
 
     def _run_whole(self, request: Request, worker: VirtualWorker | None, now: int) -> None:
         """One worker does both jobs."""
@@ -158,7 +169,7 @@ class Gateway:
         station, cache = self.cluster.stations[worker.index], worker.pool.cache
         assert station.residency is not None
         assert cache is not None
-        self.demote(worker)
+        self.demote(worker, now)
         here = cache.match(request.blocks)
         below = request.blocks[here : request.prompt // worker.pool.hash_tokens]
         places = station.residency.locate(below)
@@ -177,14 +188,13 @@ class Gateway:
             return now
         station.residency.promote(below[: len(places)])
         cache.keep(below[: len(places)])
-        worker.settle()
-        self.demote(worker)
+        self.demote(worker, now)
         return ready
 
-    def demote(self, worker: VirtualWorker) -> None:
+    def demote(self, worker: VirtualWorker, now: int) -> None:
         """Blocks that device memory gave up go to the tiers below."""
         pool, station = worker.pool, self.cluster.stations[worker.index]
-        worker.settle()
+        worker.settle_at(now)
         if pool.evicted and station.residency is not None:
             station.residency.demote(pool.evicted)
         pool.evicted.clear()
@@ -205,10 +215,13 @@ class Gateway:
                 carry(request, now)
 
     def _prefill(self, request: Request, now: int) -> None:
+        source = request.source
+        if not source.up:
+            return  # its loss is about to be told to this request too
         if request.blocks:
-            self._queue(request, request.source, now)
+            self._queue(request, source, now)
         else:
-            request.source.take(request, now)
+            source.take(request, now)
 
     def _ask_room(self, request: Request, now: int) -> None:
         target = request.target
@@ -306,7 +319,7 @@ class Gateway:
 
     def _free_source(self, request: Request, now: int) -> None:
         source = request.source
-        source.free(request.pinned)
+        source.give_back(request.pinned, now)
         request.pinned = None
         if source.waiting:
             source.poke(now)
@@ -329,6 +342,8 @@ class Gateway:
                 request.pinned = worker.detach(request)
                 worker.load -= request.prompt
                 self.on(request, PRODUCED, now)
+                if request.target is None:
+                    self.clock.at(now + 1, MESSAGE, self._choose, (request, request.epoch))
             elif request.stage == DECODING and request.decoding < 0:
                 request.decoding = now
         if worker.asking:
@@ -353,6 +368,8 @@ class Gateway:
 
     def _leave(self, request: Request, outcome: Outcome, now: int) -> None:
         del self.live[request.id]
+        self.latest = now
+        request.state = RELEASED
         source, target = request.source, request.target
         self.record((
             request.id, request.arrival, request.started, request.first, request.moved, request.decoding, now,
@@ -366,6 +383,7 @@ class Gateway:
 
     def lose(self, worker: VirtualWorker, now: int) -> None:
         """A worker dies with everything in its memory."""
+        self.latest = now
         worker.die(now)
         for request in list(self.live.values()):
             if request.state >= RELEASED:
@@ -383,6 +401,7 @@ class Gateway:
 
     def back(self, now: int) -> None:
         """Somebody is up again: those who were held, and handoffs without a target, try once more."""
+        self.latest = now
         held, self.held = self.held, []
         for request in held:
             self.route(request, now)
@@ -392,18 +411,18 @@ class Gateway:
 
     def expire(self, request: Request, now: int) -> None:
         """A source's lease ran out, or a transfer took too long."""
-        self.on(request, Event.EXPIRED, now)
+        self.on(request, EXPIRED, now)
 
-    def abandon(self, now: int) -> None:
+    def abandon(self) -> None:
         """Nothing will happen any more: who is still here has lost."""
         for request in list(self.live.values()):
-            self.refuse(request, Outcome.LOST, now)
+            self.refuse(request, Outcome.LOST, self.latest)
 
     def _free_target(self, request: Request, now: int) -> None:
         target, room = request.target, request.room
         if room is not None:
             request.room = None
-            target.free(room)
+            target.give_back(room, now)
             self.grant(target, now)
             if target.waiting:
                 target.poke(now)
@@ -451,15 +470,11 @@ class Gateway:
         request, epoch = about
         if request.epoch != epoch or request.target is not None or request.state not in (OPEN, PRODUCING, OFFERED):
             return
+        self.now = now
         target = self.decode_router.pick(self.decode, request)
         if target is None or not self._fits(request, target):
-            return  # its lease runs out, or somebody comes back
+            self.on(request, EXPIRED, now)  # nobody will take it; while it is being computed somebody may come back
+            return
         request.target = target
         target.load += request.prompt
         self._ask_room(request, now)
-
-
-def _overlap(worker: VirtualWorker, request: Request) -> int:
-    """Prompt tokens that a worker's cache holds."""
-    cache = worker.pool.cache
-    return cache.match(request.blocks) * worker.pool.hash_tokens if cache is not None and request.blocks else 0

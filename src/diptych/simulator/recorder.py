@@ -104,7 +104,7 @@ class Sampler:
         row[f"{role}_kv_hbm"] = sum(worker.occupied(now) for worker in pool) / sum(
             worker.pool.capacity for worker in pool
         )
-        row[f"{role}_kv_cached"] = sum(worker.pool.cached for worker in pool) / sum(w.pool.capacity for w in pool)
+        row[f"{role}_kv_cached"] = sum(worker.cached(now) for worker in pool) / sum(w.pool.capacity for w in pool)
         stations = [self.cluster.stations[worker.index] for worker in pool]
         for index, tier in enumerate(self.cluster.policy.tiers):
             kept = [s.residency.tiers[index] for s in stations if s.residency is not None]

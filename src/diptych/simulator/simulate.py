@@ -160,14 +160,13 @@ class _Run:
         self.operations.more = self.sampler.more = False
         clock = self.cluster.clock
         heap = clock.heap
-        last = 0
         while heap[0][0] < NEVER:
             last = heap[0][0]
             clock.run_before(last + 60 * PS)
             self.recorder.flush_if_full()
             if progress is not None:
                 progress(Progress(last / PS, self.arrived, self.arrived - len(self.gateway.live)))
-        self.gateway.abandon(last)
+        self.gateway.abandon()
 
     # --- the result -------------------------------------------------------------------------------------------------
 

@@ -126,11 +126,11 @@ class VirtualWorker(Batch[Request]):
 
     def ask(self, request: Request, now: int) -> bool:
         """Reserve room for a handoff as of the next boundary; whether there was any."""
-        active = self.active
-        room = self.reserve(request, self.stretch if active else 0)
-        if room is None and active:
+        stretch = self.stretch if self.active else 0
+        room = self.reserve(request, stretch) if self.pool.cache is None else None
+        if room is None and (stretch or self.pool.cache is not None):
             room = self.reserve(request, self.ahead(now))
-            if room is not None and not self.chunks:
+            if room is not None and self.active and not self.chunks:
                 self.cut(now)
         request.room = room
         return room is not None
@@ -140,6 +140,22 @@ class VirtualWorker(Batch[Request]):
         if not self.active or not self.stretch or (self.early and now <= self.start):
             return 0
         return min(steps_until(now - self.start, self.first, self.difference), self.stretch)
+
+    def give_back(self, holding: Holding, now: int) -> None:
+        """Blocks pinned or reserved for a handoff are free again."""
+        self.free(holding, self.ahead(now) if self.pool.cache is not None else 0)
+
+    def settle_at(self, now: int) -> None:
+        """Let the prefix cache be as it is now."""
+        self.settle(self.ahead(now))
+
+    def cached(self, now: int) -> int:
+        """Blocks with a known prefix that will be here at the first boundary after `now`."""
+        pool = self.pool
+        if pool.cache is None:
+            return 0
+        room = max(pool.capacity - self.occupied(now), 0) // pool.per_hash
+        return (len(pool.cache.live) + min(len(pool.cache.idle), room)) * pool.per_hash
 
     def occupied(self, now: int) -> int:
         """Blocks that live sequences will hold at the first boundary after `now`."""
