@@ -10,6 +10,7 @@ from diptych.cli import catalog
 from diptych.cli.explain import explain
 from diptych.cli.output import err, report_error
 from diptych.cli.plan import plan
+from diptych.cli.simulate import simulate
 from diptych.cli.validate import validate
 from diptych.cli.workload import workload
 from diptych.errors import DiptychError
@@ -25,6 +26,7 @@ app.add_typer(catalog.app, name="catalog")
 app.command()(validate)
 app.command()(plan)
 app.command()(explain)
+app.command()(simulate)
 app.command()(workload)
 
 

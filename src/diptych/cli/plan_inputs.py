@@ -248,9 +248,9 @@ def _parallelism(reader: Reader, role: str) -> str | None:
     return base or " ".join(f"{name}{size}" for name, size in sizes.items()) or None
 
 
-def command_line(given: Mapping[str, Any]) -> str:
-    """The command that asks the same question again, quoted for a shell."""
-    words = ["diptych", "plan"]
+def command_line(given: Mapping[str, Any], *verb: str) -> str:
+    """The command that asks the same question again, quoted for a shell; `verb` is the command with its arguments."""
+    words = ["diptych", *(shlex.quote(word) for word in verb or ("plan",))]
     for name, value in asked(given).items():
         for item in value if isinstance(value, list) else [value]:
             words += [flag(name), shlex.quote(str(item))]

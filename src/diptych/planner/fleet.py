@@ -13,6 +13,7 @@ from diptych.catalog.offer import PriceBook
 from diptych.design.axes import Parallelism, Precision, Role, Worker
 from diptych.design.boundary import Boundary, Placement, Representation
 from diptych.design.design import Design, Member, Pool
+from diptych.errors import Finding, InvalidInput
 from diptych.perf.transfer import path
 from diptych.planner.plan import BoundaryPlan, MemberPlan, Option
 
@@ -105,3 +106,36 @@ def _with_nic(pool: Pool, nic: float) -> Pool:
         for m in pool.members
     )
     return replace(pool, members=members)
+
+
+def priced(design: Design, book: PriceBook, where: str = "--prices") -> Design:
+    """The design with every worker that has no price on the cheapest offer of `book` per accelerator, and on its NIC.
+
+    Raises:
+        InvalidInput: accelerators that the book does not offer.
+    """
+    missing = dict.fromkeys(
+        m.worker.accelerator.name
+        for pool in design.pools
+        for m in pool.members
+        if not book.offers_of(m.worker.accelerator.name)
+    )
+    if missing:
+        known = ", ".join(sorted({offer.accelerator for offer in book}))
+        raise InvalidInput(Finding(where, f"{book.name} has no offer of {', '.join(missing)}", f"one of {known}"))
+    pools = tuple(
+        replace(pool, members=tuple(_priced(member, book) for member in pool.members)) for pool in design.pools
+    )
+    return replace(design, pools=pools)
+
+
+def _priced(member: Member, book: PriceBook) -> Member:
+    if member.usd_per_hour:
+        return member
+    worker = member.worker
+    offer = book.offers_of(worker.accelerator.name)[0]
+    nic = offer.nic_bandwidth or worker.accelerator.nic_bandwidth
+    worker = replace(worker, accelerator=replace(worker.accelerator, nic_bandwidth=nic))
+    return replace(
+        member, worker=worker, usd_per_hour=offer.usd_per_gpu_hour * worker.accelerators, offer=offer.instance
+    )
