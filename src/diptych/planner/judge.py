@@ -48,6 +48,7 @@ class Judged:
     stages: Mapping[str, Floats]
     estimates: tuple[Estimate, ...]
     told: tuple[str, ...]
+    faults: tuple[Change, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -78,7 +79,7 @@ def judge(
     known = tuple(_estimates(design, demand, perf, run))
     told = (*notes, *demand.notes, *_told(design, demand, perf, run, concurrency), *_trusted(known))
     parts = stages(run.requests, conversions(design, run.requests))
-    return Judged(design, demand, slo, run, summary, parts, known, tuple(dict.fromkeys(told)))
+    return Judged(design, demand, slo, run, summary, parts, known, tuple(dict.fromkeys(told)), tuple(faults))
 
 
 def conversions(design: Design, requests: RequestColumns) -> Conversions | None:

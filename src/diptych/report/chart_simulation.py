@@ -13,10 +13,12 @@ from diptych.metrics.summary import good_requests
 from diptych.planner.judge import Judged
 from diptych.report import words
 from diptych.report.charts import ROLE_COLOURS, Chart, category, marked, palette, quantity, specification, values
+from diptych.simulator.faults import FOREVER
 from diptych.units import format_seconds
 
 _CURVE = np.concatenate([np.linspace(0, 0.95, 96), np.linspace(0.955, 0.999, 45)])
 _ROWS = 40
+_FAR = 3.0  # limits further out than so many times the longest latency would only squeeze the curve
 _TIERS = {
     "kv_hbm": "device, live",
     "kv_cached": "device, cached",
@@ -66,7 +68,11 @@ def _distribution(key: str, title: str, curves: Mapping[str, Floats], slo: SLO, 
         for q, value in zip(_CURVE, found, strict=True)
     ]
     layers: list[dict[str, Any]] = []
-    for at, term in enumerate(slo.of(metric)):
+    near = [term for term in slo.of(metric) if term.limit * scale <= _FAR * rows[-1]["t"]]
+    beyond = [words.objective(term) for term in slo.of(metric) if term not in near]
+    caption = "Share of finished requests below a latency."
+    caption += f" {words.listed(beyond)} lies beyond the drawing." if beyond else ""
+    for at, term in enumerate(near):
         layers += marked("x", "t", term.limit * scale, words.objective(term), y=8 + 16 * at)
     layers.append({
         "data": values(rows),
@@ -89,9 +95,9 @@ def _distribution(key: str, title: str, curves: Mapping[str, Floats], slo: SLO, 
         for name, found in curves.items()
     ]
     return Chart(
-        key, title, "Share of finished requests below a latency.",
+        key, title, caption,
         specification(f"Cumulative distribution of {title.lower()}", 230, layer=layers),
-        ("latency", *(f"p{q * 100:g}" for q in asked), "max"), tuple(table),
+        ("latency", *(f"p{q * 100:g}" for q in asked), "max"), tuple(table), wide=metric == "e2e",
     )  # fmt: skip
 
 
@@ -134,15 +140,15 @@ def _throughput(judged: Judged, bins: int = 60) -> Chart:
         for t, n in zip(middles, rates, strict=True)
     ]
     layer = _line(rows, quantity("n", "requests/s"), unit, {name: colours[name] for name in counted}, ".3~g")
+    events = _events(judged, scale)
     return Chart(
         "throughput",
         "Requests per second",
         f"Arrivals and ends, counted over {format_seconds(width)} at a time.",
-        specification("Lines: requests per second over time", 230, layer=[layer]),
+        specification("Lines: requests per second over time", 230, layer=[*events, layer]),
         (f"time ({unit})", *counted),
         tuple((f"{t * scale:.4g}", *(f"{rates[at]:.3g}" for rates in counted.values())) for at, t in enumerate(middles)
               if at % max(bins // _ROWS, 1) == 0),
-        wide=run.series.time.size == 0,
     )  # fmt: skip
 
 
@@ -201,9 +207,21 @@ def _over_time(
     y = quantity("n", unit, axis={"format": form, "tickCount": 5})
     layer = _line(rows, y, clock, colours, form)
     return Chart(
-        key, title, caption, specification(f"Lines: {title.lower()} over time", 200, layer=[layer]),
+        key, title, caption, specification(f"Lines: {title.lower()} over time", 200, layer=[*events, layer]),
         (f"time ({clock})", *lines), tuple(_sampled(time * scale, lines)),
     )  # fmt: skip
+
+
+def _events(judged: Judged, scale: float) -> list[dict[str, Any]]:
+    """A dashed line where a fault or a change begins, and where a fault ends."""
+    times = {fault.at for fault in judged.faults}
+    times |= {fault.at + fault.seconds for fault in judged.faults if getattr(fault, "seconds", FOREVER) != FOREVER}
+    end = float(np.nanmax(judged.run.requests.finish))
+    rows = [{"t": _short(at * scale)} for at in sorted(times) if at <= end]
+    if not rows:
+        return []
+    mark = {"type": "rule", "strokeDash": [3, 3], "strokeWidth": 1, "color": "var(--bad)"}
+    return [{"data": values(rows), "mark": mark, "encoding": {"x": {"field": "t", "type": "quantitative"}}}]
 
 
 def _line(

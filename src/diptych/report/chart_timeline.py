@@ -52,6 +52,7 @@ def _means(parts: Mapping[str, Floats], e2e: Floats) -> Chart:
         specification("Stacked bars: mean time of each stage", 44 * len(groups), layer=[layer]),
         ("requests", "stage", "mean"),
         tuple((row["who"], row["stage"], row["text"]) for row in rows),
+        wide=True,
     )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from diptych.report.tables import ROLE_STYLES, table
 from diptych.units import format_bytes, format_seconds, format_usd
 
 NAMES = {
-    "ttft_prefill": ("TTFT, first token computed", "by prefill: the handoff is hidden"),
-    "ttft": ("TTFT, first token delivered", "by decode: conversion, transfer and the wait included"),
+    "ttft_prefill": ("TTFT, computed by prefill", "the handoff is hidden"),
+    "ttft": ("TTFT, delivered by decode", "the handoff is included"),
     "tpot": ("TPOT", ""),
     "e2e": ("end to end", ""),
 }
@@ -87,7 +87,8 @@ def _latencies(seen: Simulated) -> Table:
         notes = "; ".join(part for part in (note if seen.link else "", limits(seen, metric)) if part)
         rows.add_row(_titled(title, notes), *_quantiles(seen.latencies[metric]))
         if seen.predicted is not None and metric in seen.predicted.latencies:
-            rows.add_row(Text("  the plan said", style="dim"), *_quantiles(seen.predicted.latencies[metric]))
+            said = f"  the plan, at {words.count(seen.predicted.rate)}/s"
+            rows.add_row(Text(said, style="dim"), *_quantiles(seen.predicted.latencies[metric]))
     return rows
 
 
@@ -96,7 +97,7 @@ def _titled(title: str, note: str) -> Text:
 
 
 def limits(seen: Simulated, metric: str) -> str:
-    """`p90 < 2 s kept by 99.2 %` for each objective on a metric."""
+    """`p90 < 2 s kept: 99.2 % below` for each objective on a metric."""
     return "; ".join(_limit(seen, metric))
 
 
@@ -105,7 +106,7 @@ def _limit(seen: Simulated, metric: str) -> Iterator[str]:
     for term, promise in zip(terms, seen.promises, strict=True):
         if term.metric == metric:
             bound = words.objective(term).removeprefix(f"{metric.upper()} ")
-            yield f"{bound} {'kept' if promise.holds else 'missed'}, by {words.percent(promise.share or 0.0)} of requests"
+            yield f"{bound} {'kept' if promise.holds else 'missed'}: {words.percent(promise.share or 0.0)} below"
 
 
 def _quantiles(values: Latencies) -> tuple[str, ...]:
@@ -158,7 +159,7 @@ def link_line(seen: Simulated) -> str:
     link = seen.link
     assert link is not None
     each = f", {format_bytes(link.bytes_per_request)} per request" if link.bytes_per_request else ""
-    flight = f", at most {words.plural(int(link.in_flight_max), 'transfer')} at once" if link.in_flight_max else ""
+    flight = f", {words.plural(int(link.in_flight_max), 'transfer')} at once seen" if link.in_flight_max else ""
     return (
         f"{link.link}: {format_bytes(link.bytes)}{each}; ports {words.percent(link.use_mean)} used, "
         f"the busiest {words.percent(link.use_max)}{flight}"

@@ -118,26 +118,25 @@ class Batch(Generic[S]):
             return None
         pool = self.pool
         tokens = sequence.todo + (sequence.osl - sequence.generated if self.reserves else 1)
-        taken = (
-            self._take(sequence.blocks, sequence.todo // pool.hash_tokens, steps)
-            if sequence.blocks and pool.cache is not None
-            else NO_BLOCKS
-        )
+        taken, woken = NO_BLOCKS, 0
+        if sequence.blocks and pool.cache is not None:
+            taken, woken = self._match(sequence.blocks, sequence.todo // pool.hash_tokens, steps)
         need = -(-tokens // pool.size) - len(taken) * pool.per_hash
-        if not self.has_room(need, steps):
-            self.free((0, taken), steps)
+        if not self.has_room(need + woken, steps):
             return None
         pool.held += need
+        if taken:
+            self._take(taken)
         return need, taken
 
-    def join(self, sequence: S, holding: Holding) -> None:
-        """A sequence whose KV is here, in the blocks reserved for it, may decode from the next step on."""
+    def join(self, sequence: S, holding: Holding, steps: int = 0) -> None:
+        """A sequence whose KV is here, in the blocks reserved for it, may decode from the next step on, `steps` from now."""
         sequence.computed = sequence.todo
         sequence.held, taken = holding
         if taken:
             sequence.taken, sequence.shared = taken, len(taken) * self.pool.hash_tokens
         if sequence.blocks and self.pool.cache is not None:
-            self._share(sequence)
+            self._share(sequence, steps)
         self.ready.append(sequence)
 
     def detach(self, sequence: S) -> Holding:
@@ -334,37 +333,37 @@ class Batch(Generic[S]):
     def _admit(self, sequence: S, left: int) -> int:
         """Give a waiting sequence the blocks of its first chunk, or of all it will need. Tokens scheduled, 0 without room."""
         pool = self.pool
+        past, taken, woken = sequence.computed, NO_BLOCKS, 0
         if sequence.blocks and pool.cache is not None:
-            self._reuse(sequence)
-        tokens = sequence.todo - sequence.computed
+            # The last token is always computed: it gives the first one of the answer.
+            taken, woken = self._match(sequence.blocks, (sequence.todo - 1) // pool.hash_tokens)
+            past = max(past, len(taken) * pool.hash_tokens)
+        tokens = sequence.todo - past
         if tokens > left:
             if self.rules.chunks:
                 tokens = left
             elif self.chunks:
-                return self._not_now(sequence)
+                return 0
         if sequence.hands_off or not self.rules.mixes:
             kept = sequence.todo  # whole or not begun: half prompts could wait for each other, or keep decodes from ending
         else:
-            kept = sequence.todo + sequence.osl - sequence.generated if self.reserves else sequence.computed + tokens
-        need = -(-(kept - sequence.shared) // pool.size)
-        if pool.held + need > pool.capacity or (self.batch and not self.has_room(need)):
-            return self._not_now(sequence)
+            kept = sequence.todo + sequence.osl - sequence.generated if self.reserves else past + tokens
+        need = -(-kept // pool.size) - len(taken) * pool.per_hash
+        if pool.held + need + woken > pool.capacity or (self.batch and not self.has_room(need + woken)):
+            return 0
         sequence.held = need
+        sequence.computed = past
         pool.held += need
+        if taken:
+            self._take(taken)
+            sequence.taken, sequence.shared = taken, len(taken) * pool.hash_tokens
         self.order = sequence.order = self.order + 1
         sequence.stage = PREFILLING
         self.partial.append(sequence)
         self.chunks.append((sequence, tokens))
         self.tokens += tokens
-        self.pairs += tokens * (2 * sequence.computed + tokens)  # twice the pairs of n(past + n/2)
+        self.pairs += tokens * (2 * past + tokens)  # twice the pairs of n(past + n/2)
         return tokens
-
-    def _not_now(self, sequence: S) -> int:
-        """It stays where it was, and so do the cached blocks it looked at."""
-        if sequence.taken:
-            self.release(sequence)
-            sequence.computed = 0
-        return 0
 
     def _chunk(self, sequence: S, left: int) -> int:
         """The next chunk of a prompt begun; others, or itself, are preempted when its blocks are not free. Tokens scheduled."""
@@ -455,26 +454,25 @@ class Batch(Generic[S]):
         sequence.order = 0
         self.waiting.appendleft(sequence)
 
-    def _reuse(self, sequence: S) -> None:
-        """Refer to the cached blocks of a prompt; the last token is always computed, since it gives the first answer token."""
-        span = self.pool.hash_tokens
-        sequence.taken = self._take(sequence.blocks, (sequence.todo - 1) // span)
-        sequence.shared = len(sequence.taken) * span
-        sequence.computed = max(sequence.computed, sequence.shared)
-
-    def _take(self, hashes: tuple[Any, ...], most: int, steps: int = 0) -> list[Any]:
-        """Refer to the leading blocks that are cached, `most` at most."""
+    def _match(self, hashes: tuple[Any, ...], most: int, steps: int = 0) -> tuple[list[Any], int]:
+        """The leading blocks that are cached, `most` hashes at most, and how many blocks of them are idle. Nothing is touched:
+        a look that comes to nothing must not make a prefix look used."""
         cache = self.pool.cache
         assert cache is not None
         self.settle(steps)
         taken = list(hashes[: min(cache.match(hashes), most)])
-        self.pool.held += cache.take(taken) * self.pool.per_hash
-        return taken
+        return taken, sum(key in cache.idle for key in taken) * self.pool.per_hash
 
-    def _share(self, sequence: S) -> None:
+    def _take(self, taken: list[Any]) -> None:
+        """Refer to cached blocks."""
+        assert self.pool.cache is not None
+        self.pool.held += self.pool.cache.take(taken) * self.pool.per_hash
+
+    def _share(self, sequence: S, steps: int = 0) -> None:
         """Let others find the blocks of a prompt just computed."""
         pool = self.pool
         assert pool.cache is not None
+        self.settle(steps)
         full = sequence.blocks[len(sequence.taken) : sequence.prompt // pool.hash_tokens]
         mine, _ = pool.cache.add(full)
         sequence.taken = [*sequence.taken, *mine]

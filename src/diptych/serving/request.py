@@ -62,6 +62,7 @@ class Sequence:
         """Its KV is gone: prompt and generated tokens must be computed again. A new epoch fences late messages."""
         self.todo = self.prompt + self.generated
         self.computed = self.held = self.shared = self.finish = 0
+        self.taken = NO_BLOCKS
         self.hands_off = False
         self.stage = QUEUED
         self.epoch += 1

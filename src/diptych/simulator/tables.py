@@ -35,6 +35,7 @@ class StepTable:
         self._decode: list[tuple[Segment, ...]] = [()]
         self._knots = _knots(worker)
         self._coupling: dict[int, list[int]] = {}
+        self._beyond: dict[int, int] = {}
         self._grid = _token_grid(budget)
         self._sizes = [int(n) for n in self._grid]
         self._alone, self._slope = self._prompt_tables()
@@ -55,17 +56,22 @@ class StepTable:
     def prompt_ps(self, tokens: int, pairs: int) -> int:
         """One step of prompts: `tokens` new ones that attend to pairs/2 tokens (n·(2·past + n) each)."""
         extra = pairs - tokens * tokens
-        beyond = max(tokens - self.budget, 0)
-        if beyond:  # a prompt above the budget in one step (an engine that doesn't cut): straight on
-            last = self._alone[self.budget]
-            alone = last + (last - self._alone[self.budget // 2]) * beyond // max(self.budget - self.budget // 2, 1)
-            return alone + self._slope[self.budget] * extra // _FINE
+        if tokens > self.budget:  # one prompt that an engine doesn't cut
+            return self._longer(tokens) + self._slope[self.budget] * extra // _FINE
         return self._alone[tokens] + self._slope[tokens] * extra // _FINE if extra else self._alone[tokens]
 
     def mixed_ps(self, tokens: int, pairs: int, batch: int, context: int) -> int:
         """A step of prompts beside a decode batch; never shorter than either alone."""
         prompt, decode = self.prompt_ps(tokens, pairs), self.decode_ps(batch, context)
         return max(prompt + decode + self._shared(tokens, batch), prompt, decode)
+
+    def _longer(self, tokens: int) -> int:
+        """A prompt above the budget in one step, asked of the model itself: there are few, and attention bends the line."""
+        found = self._beyond.get(tokens)
+        if found is None:
+            seconds = float(self.perf.prefill(self.worker, tokens).seconds)
+            found = self._beyond[tokens] = max(round(seconds * PS), self._alone[self.budget])
+        return found
 
     # --- building ---------------------------------------------------------------------------------------------------
 

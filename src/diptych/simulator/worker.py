@@ -107,7 +107,7 @@ class VirtualWorker(Batch[Request]):
 
     def receive(self, request: Request, holding: Holding, now: int) -> None:
         """A request whose KV is here joins the batch at the next boundary."""
-        self.join(request, holding)
+        self.join(request, holding, self.ahead(now) if request.blocks else 0)
         if not self.active:
             self.begin(now)
         elif not self.chunks:
