@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long check lock clean
+.PHONY: demo test test-long test-silicon check vendor lock clean
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -26,10 +26,21 @@ test: check  ## the whole suite but the long part
 test-long: .venv/ready  ## minutes: brute force on larger spaces, many more random cases
 	$(BIN)/pytest -n 2 -m long
 
+test-silicon:  ## reads the measured operations of aiconfigurator-core; its own environment, since it brings pandas and pyarrow
+	$(PYTHON) -m venv .venv-silicon
+	.venv-silicon/bin/python -m pip install --quiet --disable-pip-version-check -e ".[silicon,dev]"
+	.venv-silicon/bin/pytest -m silicon
+
+vendor:  ## fetch the report's JavaScript again, in the versions named here
+	cd src/diptych/report/vendor && for package in vega@6.4.0 vega-lite@6.4.3 vega-embed@7.3.0; do \
+		name=$${package%@*}; archive=$$(npm pack --silent $$package) && \
+		tar -xzf $$archive --strip-components=2 package/build/$$name.min.js && \
+		tar -xOzf $$archive package/LICENSE > LICENSE.$$name && rm $$archive || exit 1; done
+
 lock: .venv/ready  ## resolve the dependencies again
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile pyproject.toml --extra dev --extra build --generate-hashes --universal --no-emit-index-url \
 		--quiet --output-file requirements.lock
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .venv-silicon build dist

@@ -97,6 +97,23 @@ def test_pins_hold() -> None:
     assert str(plan.best.boundary.ownership) == "push"
 
 
+@pytest.mark.parametrize(
+    ("goal", "told"),
+    [(("--budget", "12/h"), "for 12.00 USD/h"), (("--inventory", "L40S:2"), "on 2 L40S")],
+)
+def test_other_goals_report_goodput(goal: tuple[str, str], told: str, tmp_path: Path) -> None:
+    asked = dict(zip(ASKED[::2], ASKED[1::2], strict=True))
+    del asked["--rate"]
+    words = [word for pair in asked.items() for word in pair]
+    pins = QUICK if goal[0] == "--budget" else ()
+    done = diptych("plan", *words, *goal, *pins, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert told in " ".join(done.stdout.split())
+    plan = Plan.load(tmp_path / "run")
+    assert plan.best.goodput > 0
+    assert f"goodput {plan.best.goodput:.3g} requests/s" in done.stdout
+
+
 def test_explain_reads_a_run(run: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     told = diptych("explain", str(run[0]))
     assert told.returncode == 0

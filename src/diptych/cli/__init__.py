@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 
 import typer
 
@@ -22,12 +24,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(catalog.app, name="catalog")
-app.command()(validate)
 app.command()(plan)
 app.command()(explain)
 app.command()(simulate)
 app.command()(workload)
+app.add_typer(catalog.app, name="catalog")
+app.command()(validate)
 
 
 def main() -> None:
@@ -39,3 +41,18 @@ def main() -> None:
     except KeyboardInterrupt:
         err.print("interrupted; nothing was written")
         sys.exit(130)
+    except Exception as error:
+        sys.exit(_report_defect(error))
+
+
+def _report_defect(error: Exception) -> int:
+    """A defect of ours: one sentence for the user, the traceback only for those who ask."""
+    if os.environ.get("DIPTYCH_TRACEBACK"):
+        traceback.print_exception(error)
+    err.print("[bold red]defect:[/] ", end="")
+    err.print(
+        f"{type(error).__name__}: {error}; this is a fault of diptych, not of your input. "
+        "Set DIPTYCH_TRACEBACK=1, run it again, and report what it prints.",
+        markup=False,
+    )
+    return 70

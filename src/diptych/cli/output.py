@@ -1,6 +1,6 @@
 """What every command shares: results on stdout, talk on stderr, errors as sentences, exit codes.
 
-Exit codes: 0 done, 1 a refusal (no feasible design, unsupported), 2 bad input, 130 interrupted.
+Exit codes: 0 done, 1 a refusal (no feasible design, unsupported), 2 bad input, 70 a defect of ours, 130 interrupted.
 """
 
 from __future__ import annotations

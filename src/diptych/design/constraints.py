@@ -35,6 +35,7 @@ LARGEST_SERVER = 16
 """Accelerators of the largest common server; a larger scale-up world spans servers."""
 ONE_STACK = ("ib-400g", "ib-400g-mooncake", "ib-200g", "roce-200g", "roce-100g", "tcp-100g-ucx")
 """Links of the catalog that were measured on one software stack, kept for comparison and for users who run it."""
+HOSTED = ("Google", "Apple")
 _TECHNOLOGIES = {"xgmi": "infinity fabric"}
 
 
@@ -257,6 +258,15 @@ def rdma_needs_rdma_nics(pair: Pair, setting: Setting) -> str | None:
     return None
 
 
+def hosts_carry_their_traffic(pair: Pair, setting: Setting) -> str | None:
+    """TPUs and Apple's parts reach the network through their hosts, without RDMA into their memory."""
+    kind = pair.boundary.link.kind
+    if kind not in (LinkKind.INFINIBAND, LinkKind.ROCE) or setting.link_is_given:
+        return None
+    named = [side.accelerator.name for side in (pair.prefill, pair.decode) if side.accelerator.vendor in HOSTED]
+    return f"{named[0]} over {pair.boundary.link.name}" if named else None
+
+
 def clouds_have_their_own_rdma(pair: Pair, setting: Setting) -> str | None:
     """AWS joins instances with EFA and no other cloud has it."""
     if setting.link_is_given or pair.prefill_offer is None:
@@ -398,12 +408,14 @@ def stock_pairs_share_an_engine(pair: Pair, setting: Setting) -> str | None:
     return f"{pair.prefill.accelerator.name} and {pair.decode.accelerator.name} have no engine in common"
 
 
-def server_holds_tp(worker: Worker, offer: Offer) -> str | None:
-    """The rented server must hold a whole tensor-parallel group, unless the scale-up domain spans servers."""
-    tp, world = worker.parallelism.tp, worker.accelerator.scaleup.world
-    if tp <= offer.gpus or world > LARGEST_SERVER:
-        return None
-    return f"tp{tp} on {offer.instance} with {offer.gpus}"
+def server_holds_the_group(worker: Worker, offer: Offer) -> str | None:
+    """The rented server must hold the whole tensor- or expert-parallel group, as far as the scale-up link joins it."""
+    shape, world = worker.parallelism, max(worker.accelerator.scaleup.world, 1)
+    if world > LARGEST_SERVER or min(shape.tp * shape.dp, world) <= offer.gpus:
+        return (
+            None  # a domain larger than a server spans servers; what exceeds the domain crosses the NIC and is charged
+        )
+    return f"{shape} on {offer.instance} with {offer.gpus}"
 
 
 PRECISION_RULES: tuple[WorkerRule, ...] = (
@@ -422,7 +434,7 @@ SHAPE_RULES: tuple[WorkerRule, ...] = (
     expert_ranks_are_the_workers,
 )
 FIT_RULES: tuple[WorkerRule, ...] = (no_larger_than_needed, weights_fit, longest_request_fits)
-OFFER_RULES: tuple[Callable[[Worker, Offer], str | None], ...] = (server_holds_tp,)
+OFFER_RULES: tuple[Callable[[Worker, Offer], str | None], ...] = (server_holds_the_group,)
 RESIDENCY_RULES: tuple[WorkerRule, ...] = (live_kv_is_in_hbm,)
 PATH_RULES: tuple[PairRule, ...] = (
     another_server_excludes_scaleup,
@@ -431,6 +443,7 @@ PATH_RULES: tuple[PairRule, ...] = (
     scaleup_must_exist,
     pools_share_a_network,
     rdma_needs_rdma_nics,
+    hosts_carry_their_traffic,
     clouds_have_their_own_rdma,
     one_stack_is_chosen_by_name,
     vendors_meet_in_host_memory,

@@ -19,7 +19,7 @@ import numpy as np
 from diptych.catalog.accelerator import Accelerator
 from diptych.catalog.dtype import Dtype
 from diptych.design.axes import Worker
-from diptych.perf.ops import Op, OpKind, Step
+from diptych.perf.ops import Op, OpKind, RoutedExperts, Step
 
 COLLECTIVE_KINDS = (OpKind.ALL_REDUCE, OpKind.ALL_TO_ALL, OpKind.POINT_TO_POINT)
 ATTENTION_KINDS = (OpKind.PREFILL_ATTENTION, OpKind.DECODE_ATTENTION, OpKind.PREFILL_MLA, OpKind.DECODE_MLA)
@@ -37,9 +37,9 @@ NEUTRAL: Mapping[str, float] = {
     "compute_experts": 1.0,  # grouped matrices of the routed experts,
     "compute_attention": 1.0,  # scores and values
     "collective": 1.0,  # achieved fraction of the curve's bus bandwidth, and launch cost of collectives
-    "expert_imbalance": 1.0,  # time of the busiest expert rank over the mean
-    "band": 0.25,
-    "transferred_band": 0.5,
+    "expert_imbalance": 1.0,  # time of the busiest rank over the mean where experts are spread over ranks
+    "band": 0.27,  # nine in ten TPOTs of load tests lie within it (calibration.json, quality)
+    "transferred_band": 0.5,  # curves of a similar accelerator: not measured, twice the band
 }
 
 
@@ -83,8 +83,9 @@ class Factors:
         """(launch, memory, compute) multipliers of an op's curve."""
         if op.kind in COLLECTIVE_KINDS:
             return 1.0 / self.collective, self.collective, 1.0
-        if op.kind is OpKind.EXPERTS:
-            return self.launch, self.memory / self.expert_imbalance, self.compute_experts / self.expert_imbalance
+        if isinstance(op, RoutedExperts):
+            slowest = self.expert_imbalance if op.local < op.total else 1.0
+            return self.launch, self.memory / slowest, self.compute_experts / slowest
         compute = self.compute_attention if op.kind in ATTENTION_KINDS else self.compute_linear
         return self.launch, self.memory, compute
 

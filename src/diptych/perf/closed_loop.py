@@ -9,7 +9,7 @@ batch: the same steps that the open-loop pools use. One physics, two arrival law
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from diptych.design.axes import Worker
 from diptych.perf.estimate import Array
 from diptych.perf.loop_play import Apart, Beside, Loop, LoopResult, PrefillStage, Protocol
 from diptych.perf.model import PerfModel
-from diptych.perf.speculative import seconds_per_token
-from diptych.perf.stepping import prompt_costs, stepping
+from diptych.perf.speculative import seconds_per_token, tokens_per_step
+from diptych.perf.stepping import kv_taken, prompt_costs, stepping
 from diptych.workload.lengths import Lengths
 
 __all__ = ["ColocatedTest", "DisaggregatedTest", "Loop", "LoopResult", "PrefillStage", "Protocol", "play"]
@@ -81,7 +81,7 @@ class ColocatedTest:
                 np.interp(seconds, batches, costs.extra[0] * most),
                 most, 0, _steps(lengths, rules.budget), rules.mixes,
             ),
-            self.protocol,
+            replace(self.protocol, poll=self.protocol.poll * tokens_per_step(self.drafts)),
         )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def _steps(lengths: Lengths, budget: float) -> float:
 
 
 def _room(worker: Worker, kv_bytes: float, isl: float, osl: float, group: float, workers: int = 1) -> int:
-    """Played clients whose KV fits: at their full length where the engine reserves it, else at their mean."""
+    """Played clients whose KV fits."""
     rules = stepping(worker)
-    held = float(worker.model.kv_bytes(isl + (osl if rules.reserves else osl / 2), worker.precision.kv))
+    held = float(kv_taken(worker, isl, osl))
     return int(min(kv_bytes / max(held, 1.0), rules.sequences * workers) / group)

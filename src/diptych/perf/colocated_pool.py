@@ -42,7 +42,7 @@ class ColocatedPool:
 
     A worker at λ requests/s spends λ·x of each second on prompts, x being what a prompt adds to the steps it rides in. Decodes
     progress in the rest: TPOT = D(1+b)/(1 − λ·x), and by Little's law b = λ·E[OSL−1]·TPOT, so λ(b) = b/(b·x + E[OSL−1]·D).
-    Prompts queue for steps as one server whose service is their packed engine time.
+    Prompts queue for steps, one server per worker, whose service is their packed engine time.
     """
 
     def __init__(self, perf: PerfModel, worker: Worker, lengths: Lengths, kv_bytes: float | None = None) -> None:
@@ -75,7 +75,7 @@ class ColocatedPool:
         kv, peak = self._kv(held, swing)
         p90, p99 = (self._tpot(batch + normal_quantile(q) * swing, each) for q in (0.9, 0.99))
         return ColocatedState(
-            held, self._at(self._step, batch), self._ttft(batch, each, cv2), tpot, tpot, p90, p99, kv, peak,
+            held, self._at(self._step, batch), self._ttft(batch, each, workers, cv2), tpot, tpot, p90, p99, kv, peak,
             each * self._at(self._extra, batch), ~over & (peak <= self._decode.kv_capacity) & self._decode.holds_longest,
         )  # fmt: skip
 
@@ -109,10 +109,13 @@ class ColocatedPool:
         left = np.maximum(1.0 - rate * self._at(self._extra, batch), 1e-6)
         return np.asarray(self._at(self._step, batch) / left)
 
-    def _ttft(self, batch: Array, rate: Array, cv2: float) -> Latency:
-        """Wait for a step of prompts, the decode step that is running, the prompt's own steps."""
+    def _ttft(self, batch: Array, rate: Array, workers: Array, cv2: float) -> Latency:
+        """Wait for a step of prompts, the decode step that is running, the prompt's own steps.
+
+        Prompts go to the next free worker, as they do before a prefill pool (M/G/N), so both kinds of fleet queue alike.
+        """
         packed = self._at(self._packed, batch)
-        queue = wait(rate, 1.0, packed, self._at(self._cv2, batch), cv2)
+        queue = wait(rate * workers, workers, packed, self._at(self._cv2, batch), cv2)
         grid = np.interp(batch, self._batch, np.arange(len(self._batch)))
         low = np.minimum(grid.astype(int), len(self._batch) - 2) if len(self._batch) > 1 else grid.astype(int)
         share = (grid - low)[..., None]

@@ -13,7 +13,7 @@ from diptych.metrics.slo import SLO
 from diptych.perf.estimate import Array
 from diptych.perf.memory import kv_capacity
 from diptych.perf.model import PerfModel
-from diptych.perf.stepping import stepping
+from diptych.perf.stepping import kv_taken, stepping
 from diptych.workload.lengths import Lengths
 
 GRID_POINTS = 40
@@ -57,7 +57,7 @@ class DecodePool:
         time_weight = lengths.weight * steps / self.steps_per_request if np.any(steps > 0) else lengths.weight
         held = lengths.isl + lengths.osl / 2
         self.context = float(np.dot(time_weight, held))
-        kv = worker.model.kv_bytes(held, worker.precision.kv)
+        kv = kv_taken(worker, lengths.isl, lengths.osl)
         self.kv_per_sequence = float(np.dot(time_weight, kv))
         self.kv_deviation = float(np.sqrt(np.dot(time_weight, kv**2)))
         self.kv_capacity = _kv_capacity(worker) if kv_bytes is None else kv_bytes

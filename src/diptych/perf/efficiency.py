@@ -88,6 +88,11 @@ class Curves:
         }
         self._accelerators = frozenset(row.accelerator for row in self._rows.values())
 
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Every line, refused ones included."""
+        return tuple(self._rows.values())
+
     def find(self, accelerator: Accelerator, engine: str, op: OpKind, fmt: str) -> Found:
         """The best curve there is: same engine and format, then another engine, a similar format, a similar accelerator."""
         measured = accelerator.name in self._accelerators

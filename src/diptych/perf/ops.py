@@ -72,12 +72,13 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Work:
     """FLOP and bytes of one op on one accelerator. `padding` is the FLOP that one unit of a curve's inertia adds,
-    `columns` the width of its matrices, where a curve depends on it."""
+    `columns` the width of its matrices and `rows` the tokens they meet, where a curve depends on them."""
 
     flop: Any
     bytes: Any
     padding: Any = 0.0
     columns: float = 1e12
+    rows: Any = 0.0
 
 
 class Op(Protocol):
@@ -113,7 +114,7 @@ class Linear:
         traffic = weights * self.format.weight_bytes + rows * (
             self.inputs * self.format.activation_bytes + self.outputs * 2.0
         )
-        return Work(2.0 * rows * weights, np.where(rows > 0, traffic, 0.0))
+        return Work(2.0 * rows * weights, np.where(rows > 0, traffic, 0.0), rows=rows)
 
 
 @dataclass(frozen=True, slots=True)

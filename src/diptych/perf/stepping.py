@@ -24,19 +24,23 @@ class Stepping:
     vLLM and TensorRT-LLM mix prompts into decode steps; SGLang runs a step of prompts alone while its decodes wait.
     TensorRT-LLM admits a request only if its longest answer fits (`reserves`); the others fill blocks as answers grow.
     Defaults of vLLM V1's API server (8192 tokens and 1024 sequences, or 2048 and 256 on smaller accelerators), TensorRT-LLM
-    (8192, 2048) and SGLang (8192, by memory).
+    (8192, 2048) and SGLang (8192, by memory). TensorRT-LLM keeps a sliding layer's whole context unless its windows are
+    configured; the others free what slid out (`frees`).
     """
 
     budget: float
     mixes: bool
     sequences: float
     reserves: bool = False
+    frees: bool = True
 
 
 _ENGINES = {
     "vllm": Stepping(8192, True, 1024),
-    "trtllm": Stepping(8192, True, 2048, reserves=True),
-    "trtllm-cpp": Stepping(8192, True, 2048, reserves=True),  # the C++ runtime and engine files, before its PyTorch one
+    "trtllm": Stepping(8192, True, 2048, reserves=True, frees=False),
+    "trtllm-cpp": Stepping(
+        8192, True, 2048, reserves=True, frees=False
+    ),  # the C++ runtime and engine files, before its PyTorch one
     "sglang": Stepping(8192, False, 4096),
 }
 
@@ -60,7 +64,17 @@ def stepping(worker: Worker) -> Stepping:
         rules.mixes,
         float(worker.max_batch) if worker.max_batch else rules.sequences * ranks,
         rules.reserves,
+        rules.frees,
     )
+
+
+def kv_taken(worker: Worker, isl: Any, osl: Any) -> Array:
+    """KV bytes that a decoding sequence keeps others from using, on average over its answer (scalars or arrays)."""
+    rules, model, kv = stepping(worker), worker.model, worker.precision.kv
+    tokens = np.asarray(isl, dtype=float) + np.asarray(osl, dtype=float) * (1.0 if rules.reserves else 0.5)
+    if rules.frees:
+        return np.asarray(model.kv_bytes(tokens, kv))
+    return np.asarray(model.kv_bytes_per_token(kv) * tokens + model.state_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from diptych.design.boundary import Codec, Ownership, Placement
 from diptych.design.constraints import shared_engines
 from diptych.perf.estimate import Array, Basis, Timing
 from diptych.perf.memory import memory_plan
+from diptych.perf.transfer import LinkLoad
 from diptych.planner.ask import Ask
 from diptych.planner.delay import Delay
 from diptych.planner.enumerate import Candidate
@@ -59,7 +60,9 @@ def most(keeps: Callable[[float], bool], start: float, tolerance: float = 1e-4) 
     low, high = 0.0, start
     while keeps(high) and high < start * 1e6:
         low, high = high, high * 2
-    while high - low > tolerance * high:
+    for _ in range(60):
+        if high - low <= tolerance * high:
+            break
         middle = (low + high) / 2
         low, high = (middle, high) if keeps(middle) else (low, middle)
     return low
@@ -106,7 +109,9 @@ def _apart(ask: Ask, sized: Sized, rate: float) -> Option:
         ttft_decode=_latency(longer(delay, first_step), floor + step_floor, both),
         tpot=Latency(float(state.tpot_mean) * slower, p50, p90, p99, step_floor, second_trust),
         e2e=_latency(longer(delay, answer_seconds(meeting.first.load, float(state.tpot_mean) * slower)), floor, both),
-        boundary=boundary_plan(meeting, sized, rate, load),
+        boundary=boundary_plan(
+            meeting, load, lambda route: replace(sized, meeting=replace(meeting, route=route)).keeps(rate)
+        ),
         parts=parts,
     )  # fmt: skip
 
@@ -270,7 +275,8 @@ def _bills(sized: Sized) -> tuple[float, float]:
     return first, sized.usd_per_hour - first
 
 
-def boundary_plan(meeting: Meeting, sized: Sized, rate: float, load: Any) -> BoundaryPlan:
+def boundary_plan(meeting: Meeting, load: LinkLoad, keeps: Callable[[Link], bool]) -> BoundaryPlan:
+    """The handoff under `load`; `keeps` says whether the fleet still holds on another path."""
     boundary, handing, lengths = meeting.boundary, meeting.handoff, meeting.first.load.lengths
     link_wait = float(np.nan_to_num(load.wait.quantile(0.9), posinf=0.0))
     converting = handing.prefill_conversion + handing.staged_conversion + handing.decode_conversion
@@ -282,7 +288,7 @@ def boundary_plan(meeting: Meeting, sized: Sized, rate: float, load: Any) -> Bou
         bandwidth=meeting.route.achievable,
         limited_by=_narrowest(meeting),
         utilisation=float(load.utilisation),
-        required_bandwidth=required_bandwidth(meeting, sized, rate),
+        required_bandwidth=required_bandwidth(meeting.route, keeps),
         wire_bytes_mean=lengths.mean(handing.wire_bytes),
         wire_bytes_p99=lengths.quantile(handing.wire_bytes, 0.99),
         transfer_p90=lengths.quantile(handing.transfer, 0.9),
@@ -297,14 +303,15 @@ def boundary_plan(meeting: Meeting, sized: Sized, rate: float, load: Any) -> Bou
     )
 
 
-def required_bandwidth(meeting: Meeting, sized: Sized, rate: float) -> float:
-    """The least achievable bandwidth (bytes/s) of one path at which this very fleet still keeps the SLO."""
+def required_bandwidth(route: Link, keeps: Callable[[Link], bool]) -> float:
+    """The least achievable bandwidth (bytes/s) of one path at which a fleet still keeps the SLO, as `keeps` says."""
 
-    def keeps(slowdown: float) -> bool:
-        route = replace(meeting.route, bandwidth=meeting.route.bandwidth / slowdown)
-        return replace(sized, meeting=replace(meeting, route=route)).keeps(rate)
+    def slowed(factor: float) -> bool:
+        return keeps(replace(route, bandwidth=route.bandwidth / factor))
 
-    return meeting.route.achievable / max(most(keeps, 1.0, 1e-3), 1e-9)
+    if not slowed(1.0):
+        return route.achievable
+    return route.achievable / most(slowed, 1.0, 1e-3)
 
 
 def _narrowest(meeting: Meeting) -> str:

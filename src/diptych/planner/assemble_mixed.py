@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -199,7 +199,8 @@ def _widest_boundary(mixture: Mixture, rate: float) -> BoundaryPlan | None:
     meeting = mixture.meetings[i, j]
     part = rate * mixture.apart * mine.share * theirs.share
     sized = Sized(meeting, mine.workers, theirs.workers, 0.0)
-    return boundary_plan(meeting, sized, part, meeting.link(part, float(mine.workers), float(theirs.workers)))
+    load = meeting.link(part, float(mine.workers), float(theirs.workers))
+    return boundary_plan(meeting, load, lambda route: replace(sized, meeting=replace(meeting, route=route)).keeps(part))
 
 
 def _label(mixture: Mixture) -> str:

@@ -47,7 +47,8 @@ def boundary_axes(ask: Ask) -> BoundaryAxes:
     links = (ask.catalog.link(pinned),) if pinned else tuple(ask.catalog.links.values())
     wires = (ask.wire,) if ask.wire else WIRES
     forms = tuple(Representation(codec, wire, side) for codec, side, wire in product(Codec, SIDES, wires))
-    placements = tuple(p for p in APART if ask.placement in (None, p))
+    place = Placement.DISAGGREGATED if ask.placement is Placement.CONDITIONAL else ask.placement
+    placements = tuple(p for p in APART if place in (None, p))
     return BoundaryAxes(
         links,
         placements,

@@ -40,7 +40,7 @@ class Delay:
         reach = np.asarray(self.first.quantile((1 + q) / 2)) + np.asarray(self.second.quantile((1 + q) / 2))
         stable = np.isfinite(self.first.mean_if_waiting) & np.isfinite(self.second.mean_if_waiting) & np.isfinite(reach)
         high = np.max(self.sure, axis=-1) + 2 * np.where(stable, reach, 0.0) + 1e-12
-        for _ in range(50):
+        for _ in range(36):
             middle = (low + high) / 2
             met = self.attainment(middle) >= q - 1e-12
             low, high = np.where(met, low, middle), np.where(met, middle, high)

@@ -13,6 +13,7 @@ from diptych.catalog.catalog import Catalog
 from diptych.catalog.model import Model
 from diptych.catalog.offer import PriceBook
 from diptych.design.axes import Parallelism, Precision, Role, Worker
+from diptych.design.boundary import Placement
 from diptych.design.constraints import Setting
 from diptych.metrics.slo import SLO
 from diptych.perf.model import PerfModel
@@ -23,6 +24,7 @@ from diptych.planner.assemble_mixed import mixed_option
 from diptych.planner.boundaries import Boundaries
 from diptych.planner.budget import most_goodput
 from diptych.planner.checklist import checklist
+from diptych.planner.conditional import conditional_options
 from diptych.planner.enumerate import RoleSpace, role_spaces, setting_of
 from diptych.planner.meeting import Sized
 from diptych.planner.mixed import Columns
@@ -136,9 +138,16 @@ def _for_rate(searching: Search, progress: Progress | None) -> Outcome:
     question = searching.ask
     assert question.rate is not None
     found = searching.at(question.rate, progress=progress)
-    return Outcome(
-        question.rate, _baselines(question, found, question.rate), _shown(question, found, question.rate), found
-    )
+    shown = _shown(question, found, question.rate)
+    baselines = _baselines(question, found, question.rate, shown)
+    split = conditional_options(question, searching.tables.load, found, question.rate)
+    for other in split if question.placement in (None, Placement.CONDITIONAL) else ():
+        kind = answer_of(other)
+        present = baselines[kind]
+        if question.placement is not None or present is None or other.usd_per_hour < present.usd_per_hour:
+            baselines[kind] = other
+    options = sorted([*shown.values(), *split], key=lambda o: o.usd_per_hour)
+    return Outcome(question.rate, baselines, options, found)
 
 
 def _for_budget(searching: Search, progress: Progress | None) -> Outcome:
@@ -159,7 +168,7 @@ def _for_budget(searching: Search, progress: Progress | None) -> Outcome:
             baselines[kind], guess = option(question, held[0], held[1] * SAFE), held[1]
     rate = max((o.rate for o in baselines.values() if o is not None), default=guess)
     found = searching.at(rate, runners_up=1)
-    return Outcome(rate, baselines, _shown(question, found, rate), found)
+    return Outcome(rate, baselines, list(_shown(question, found, rate).values()), found)
 
 
 def _for_inventory(searching: Search, progress: Progress | None) -> Outcome:
@@ -183,11 +192,11 @@ def _for_inventory(searching: Search, progress: Progress | None) -> Outcome:
     return Outcome(rate, baselines, [o for o in baselines.values() if o is not None], Found())
 
 
-def _shown(question: Ask, found: Found, rate: float) -> list[Option]:
-    """The cheapest fleets that a search kept, as options."""
+def _shown(question: Ask, found: Found, rate: float) -> dict[int, Option]:
+    """The cheapest fleets that a search kept, as options, by identity of the fleet."""
     fleets: list[Sized | Pooled] = [*found.apart.values(), *found.together.values()]
     fleets.sort(key=lambda fleet: (fleet.usd_per_hour, isinstance(fleet, Sized)))
-    return [option(question, fleet, rate) for fleet in fleets[: 4 * (RUNNERS_UP + 1)]]
+    return {id(fleet): option(question, fleet, rate) for fleet in fleets[: 3 * (RUNNERS_UP + 1)]}
 
 
 def assemble(searching: Search, outcome: Outcome) -> Plan:
@@ -221,18 +230,23 @@ def assemble(searching: Search, outcome: Outcome) -> Plan:
     )
 
 
-def _baselines(question: Ask, found: Found, rate: float) -> dict[Answer, Option | None]:
+def _baselines(question: Ask, found: Found, rate: float, known: dict[int, Option]) -> dict[Answer, Option | None]:
     """The best fleet of every kind."""
     kinds: dict[Answer, Sized | Pooled | None] = {
         Answer.HETEROGENEOUS: found.best_apart(heterogeneous=True),
         Answer.HOMOGENEOUS_DISAGGREGATED: found.best_apart(heterogeneous=False),
         Answer.DO_NOT_DISAGGREGATE: found.best_together,
     }
-    return {kind: option(question, fleet, rate) if fleet is not None else None for kind, fleet in kinds.items()}
+    return {
+        kind: None if fleet is None else known.get(id(fleet)) or option(question, fleet, rate)
+        for kind, fleet in kinds.items()
+    }
 
 
 def _eligible(question: Ask, candidate: Option) -> bool:
-    """A pinned pair is the answer asked for; colocation then is a baseline."""
+    """A pinned pair or placement is the answer asked for; others then are baselines."""
+    if question.placement is Placement.CONDITIONAL and candidate.placement is not Placement.CONDITIONAL:
+        return False
     return not question.pinned_apart or answer_of(candidate) is not Answer.DO_NOT_DISAGGREGATE
 
 

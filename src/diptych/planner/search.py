@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +26,15 @@ from diptych.catalog.interconnect import Link
 from diptych.design.axes import Role, Worker
 from diptych.design.boundary import Boundary, Placement
 from diptych.perf.estimate import Array
+from diptych.perf.queueing import wait
 from diptych.planner.ask import Ask
 from diptych.planner.boundaries import Boundaries
+from diptych.planner.delay import Delay, no_wait
 from diptych.planner.enumerate import Candidate, RoleSpace
 from diptych.planner.floors import Floors
 from diptych.planner.meeting import Meeting, Sized, cheapest, cheapest_on_nodes
 from diptych.planner.plan import Answer
-from diptych.planner.size import MOST_WORKERS, fluid
+from diptych.planner.size import MOST_WORKERS, fewest, fluid
 from diptych.planner.stages import ColocatedStage, DecodeStage, Load, PrefillStage
 
 Progress = Callable[[int, int, str], None]
@@ -110,6 +113,19 @@ class Tables:
         }[role](worker)
         return fluid(rate, capacity)
 
+    def queued_floor(self, worker: Worker, rate: float) -> int | None:
+        """A count no larger than a colocated pool's `least`: its queue with the floor's service, equal for all, is no longer."""
+        floors, load = self.floors, self.load
+        sure, weight = floors.prefill_seconds(worker), load.lengths.weight
+        service = load.lengths.mean(sure)
+
+        def keeps(workers: Array) -> Any:
+            delay = Delay(sure, weight, wait(rate, workers, service, 0.0, load.cv2), no_wait())
+            met = [delay.keeps(goal.quantile, goal.limit) >= 0 for goal in load.slo.of("ttft")]
+            return np.logical_and.reduce([rate / workers * service < 1, *met])
+
+        return fewest(keeps, fluid(rate, floors.colocated_capacity(worker)))
+
 
 @dataclass
 class Found:
@@ -166,7 +182,11 @@ def _search_together(
     for floor, _, candidate in sorted(floors, key=lambda entry: entry[:2]):
         name = candidate.worker.accelerator.name
         mine = found.together[name].usd_per_hour if name in found.together else ceiling
-        if floor >= min(mine, _worst_kept([p.usd_per_hour for p in found.together.values()], runners_up, ceiling)):
+        limit = min(mine, _worst_kept([p.usd_per_hour for p in found.together.values()], runners_up, ceiling))
+        if floor >= limit:
+            continue
+        queued = tables.queued_floor(candidate.worker, rate)
+        if queued is None or candidate.usd_per_hour(queued) >= limit:
             continue
         least = tables.least(Role.COLOCATED, candidate.worker, rate)
         found.sized += 1
@@ -186,8 +206,8 @@ class _Side:
         self.role, self.candidates, self.tables, self.rate = role, candidates, tables, rate
         self.exact = np.zeros(len(candidates), dtype=bool)
         self.counts = [self.tables.floor(role, c.worker, rate) for c in candidates]
-        self.costs = np.array([self._cost(i, whole=True) for i in range(len(candidates))])
-        self.shares = np.array([self._cost(i, whole=False) for i in range(len(candidates))])
+        self.costs = np.array([self._cost(i, whole=True) for i in range(len(candidates))], dtype=float)
+        self.shares = np.array([self._cost(i, whole=False) for i in range(len(candidates))], dtype=float)
 
     def _cost(self, index: int, whole: bool) -> float:
         """The bill on instances of its own, or its share of full ones where the other pool may fill the rest."""

@@ -23,7 +23,7 @@ from diptych.planner.plan import Flip
 from diptych.planner.search import Found, Tables, search
 from diptych.workload.lengths import Lengths
 
-HALVINGS = 7
+HALVINGS = 5
 GRID = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0, 10.0)
 
 
@@ -216,7 +216,7 @@ def _hit_rates(finalists: Finalists, here: str) -> Iterator[Flip]:
         there = _at_hits(finalists, high)
         if there != here:
             inside, outside = max(low, now), high
-            for _ in range(HALVINGS - 2):
+            for _ in range(HALVINGS):
                 middle = (inside + outside) / 2
                 found = _at_hits(finalists, middle)
                 inside, outside, there = (middle, outside, there) if found == here else (inside, middle, found)

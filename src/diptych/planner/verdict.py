@@ -103,6 +103,8 @@ def why_not(goal: Goal, best: Option, other: Option) -> tuple[str, float]:
     if goal is Goal.INVENTORY:
         less = 1 - other.goodput / best.goodput
         return f"carries {other.goodput:.3g} requests/s, {less:.0%} less: {why(other.binding)} binds", more
+    if more < -1e-9 * best.usd_per_hour:
+        return f"{format_usd(-more)} USD/h cheaper, but not among what was pinned", more
     if more <= 1e-9 * max(best.usd_per_hour, 1e-9):
         same = f"costs as much; {why(other.binding)} leaves {other.headroom:.0%} headroom against {best.headroom:.0%}"
         return same, more

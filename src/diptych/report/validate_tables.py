@@ -32,19 +32,18 @@ def _rows(errors: Mapping[str, Errors]) -> int:
 
 
 def _table(title: str, groups: Mapping[str, Mapping[str, Errors]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for metric in METRICS:
-        for name in (f"{TITLES[metric]} n", "median |err|", "p90", "pred/meas", "in band"):
-            table.add_column(name, justify="right")
-    for name, errors in groups.items():
-        table.add_row(name, *(cell for metric in METRICS for cell in _cells(errors.get(metric))))
+    """One line per group and quantity, so that it fits 80 columns."""
+    table = Table("", "", title=title, title_justify="left")
+    for name in ("rows", "median error", "p90", "pred/meas", "in band"):
+        table.add_column(name, justify="right")
+    for group, errors in groups.items():
+        shown = [metric for metric in METRICS if metric in errors]
+        for number, metric in enumerate(shown):
+            table.add_row("" if number else group, TITLES[metric], *_cells(errors[metric]))
     return table
 
 
-def _cells(error: Errors | None) -> tuple[str, ...]:
-    if error is None:
-        return ("-",) * 5
+def _cells(error: Errors) -> tuple[str, ...]:
     return (
         str(error.count), f"{error.median:.1%}", f"{error.p90:.0%}", f"{error.ratio:.2f}", f"{error.within_band:.0%}",
     )  # fmt: skip
