@@ -8,7 +8,6 @@ import affine_perf
 import numpy as np
 from hypothesis import strategies as st
 
-
 from diptych.catalog.dtype import Dtype
 from diptych.catalog.interconnect import Link, LinkKind
 from diptych.catalog.memory import MemoryTier, TierKind
@@ -49,7 +48,9 @@ def colocated(count: int = 1, each: Worker | None = None) -> Design:
     return Design((Pool(Role.COLOCATED, (Member(each or worker(), count, 2.0),)),))
 
 
-def apart(prefill: int, decode: int, boundary: Boundary, source: Worker | None = None, target: Worker | None = None) -> Design:
+def apart(
+    prefill: int, decode: int, boundary: Boundary, source: Worker | None = None, target: Worker | None = None
+) -> Design:
     return Design(
         (
             Pool(Role.PREFILL, (Member(source or worker(), prefill, 2.0),)),

@@ -345,7 +345,8 @@ class Batch(Generic[S]):
             elif self.chunks:
                 return 0
         if sequence.hands_off or not self.rules.mixes:
-            kept = sequence.todo  # whole or not begun: half prompts could wait for each other, or keep decodes from ending
+            # Whole or not begun: half prompts could wait for each other, or keep decodes from ending.
+            kept = sequence.todo
         else:
             kept = sequence.todo + sequence.osl - sequence.generated if self.reserves else past + tokens
         need = -(-kept // pool.size) - len(taken) * pool.per_hash

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diptych.errors import Finding, InvalidInput
 from diptych.workload.lengths import Lengths
+from diptych.workload.trace import Trace
 from diptych.workload.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -86,6 +88,22 @@ class Requests:
                 cached=None if self.cached is None else self.cached[part],
                 blocks=None if self.blocks is None else self.blocks[part],
             )
+
+
+def read_requests(path: Path, name: str = "", *, sort: bool = False, drop_empty: bool = True) -> Requests:
+    """The requests of a trace file as they were; without arrival times all come at 0. Raises `InvalidTrace` with every finding."""
+    with Trace(path, name, sort=sort, drop_empty=drop_empty) as trace:
+        arrival, isl, osl, blocks = trace.rows()
+        times = np.zeros(len(isl)) if arrival is None else arrival - arrival[0]
+        return Requests(times, isl, osl, None, blocks, _hash_tokens(isl, blocks), trace.name)
+
+
+def _hash_tokens(isl: Ints, blocks: tuple[tuple[int, ...], ...] | None, block: int = 16) -> int:
+    """Tokens per hash: the least multiple of `block` with which no prompt is longer than its hashes."""
+    if blocks is None:
+        return 512
+    counts = np.array([max(len(row), 1) for row in blocks])
+    return int(-(-int(np.max(-(-isl // counts))) // block) * block)
 
 
 def drawn(

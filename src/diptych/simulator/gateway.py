@@ -178,9 +178,9 @@ class Gateway:
         tokens = len(places) * worker.pool.hash_tokens
         past = here * worker.pool.hash_tokens
         compute = worker.table.prompt_ps(
-            min(tokens, worker.table.budget), min(tokens, worker.table.budget) * (2 * past + tokens)
+            min(tokens, worker.rules.budget), min(tokens, worker.rules.budget) * (2 * past + tokens)
         )
-        compute = compute * tokens // min(tokens, worker.table.budget)
+        compute = compute * tokens // min(tokens, worker.rules.budget)
         free = list(station.tier_free)
         ready = max(self.cluster.tier_ps(station, tier, places.count(tier), now) for tier in sorted(set(places)))
         if ready - now >= compute:

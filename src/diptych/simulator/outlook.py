@@ -28,9 +28,13 @@ class PredictedOutlook:
         request = self.request
         worker: VirtualWorker = request.source or request.target
         table = worker.table
-        per_token = table.prompt_ps(table.budget, table.budget * table.budget) / table.budget
-        own = table.prompt_ps(min(request.todo, table.budget), request.todo * min(request.todo, table.budget))
-        own = own * max(1, -(-request.todo // table.budget))
+        per_token = (
+            table.prompt_ps(worker.rules.budget, worker.rules.budget * worker.rules.budget) / worker.rules.budget
+        )
+        own = table.prompt_ps(
+            min(request.todo, worker.rules.budget), request.todo * min(request.todo, worker.rules.budget)
+        )
+        own = own * max(1, -(-request.todo // worker.rules.budget))
         total = worker.load * per_token + own
         if request.source is not None:
             route, crossing = self.cluster.between(request.source, request.target)

@@ -67,7 +67,7 @@ def simulate(
 
     Raises `InvalidDesign` when the design cannot run, `InvalidInput` for faults it does not have and for rates that are missing.
     """
-    run = _Run(design, workload, perf, policy or Policy(), seed, faults, skip, sink, rate, duration, requests)
+    run = Run(design, workload, perf, policy or Policy(), seed, faults, skip, sink, rate, duration, requests)
     collecting = gc.isenabled()
     gc.disable()  # a run makes no cycles; looking for them costs a tenth of it
     try:
@@ -81,8 +81,8 @@ def simulate(
     return run.measurements(name)
 
 
-class _Run:
-    """One simulation."""
+class Run:
+    """One simulation: built, run once as an open or a closed loop, then measured."""
 
     def __init__(
         self, design: Design, workload: Demand, perf: PerfModel, policy: Policy, seed: int, faults: Sequence[Change],
