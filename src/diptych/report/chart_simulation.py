@@ -13,7 +13,7 @@ from diptych.metrics.summary import good_requests
 from diptych.planner.judge import Judged
 from diptych.report import words
 from diptych.report.charts import ROLE_COLOURS, Chart, category, marked, palette, quantity, specification, values
-from diptych.simulator.faults import FOREVER
+from diptych.simulator.faults import FOREVER, LinkSlow, WorkerDown
 from diptych.units import format_seconds
 
 _CURVE = np.concatenate([np.linspace(0, 0.95, 96), np.linspace(0.955, 0.999, 45)])
@@ -68,7 +68,8 @@ def _distribution(key: str, title: str, curves: Mapping[str, Floats], slo: SLO, 
         for q, value in zip(_CURVE, found, strict=True)
     ]
     layers: list[dict[str, Any]] = []
-    near = [term for term in slo.of(metric) if term.limit * scale <= _FAR * rows[-1]["t"]]
+    longest = max(float(q[-1]) for q in quantiles.values())
+    near = [term for term in slo.of(metric) if term.limit <= _FAR * longest]
     beyond = [words.objective(term) for term in slo.of(metric) if term not in near]
     caption = "Share of finished requests below a latency."
     caption += f" {words.listed(beyond)} lies beyond the drawing." if beyond else ""
@@ -118,7 +119,7 @@ def load_charts(judged: Judged) -> tuple[Chart, ...]:
 
 
 def _throughput(judged: Judged, bins: int = 60) -> Chart:
-    requests, run = judged.run.requests, judged.run
+    requests = judged.run.requests
     begin = float(requests.arrival.min())
     end = max(float(np.nanmax(requests.finish)), begin + 1e-9)
     edges = np.linspace(begin, end, bins + 1)
@@ -169,13 +170,12 @@ def _roles(judged: Judged) -> tuple[Chart, ...]:
         ("running", "Running by role", "Requests in the batches of the pool.", running),
     )
     caption = "Share of the pool's time spent in engine steps."
-    return (
-        *(
-            _over_time(key, title, text, series.time, lines, "requests", colours, ".3~g")
-            for key, title, text, lines in told
-        ),
-        _over_time("busy", "Busy by role", caption, series.time, busy, "busy", colours, ".0%"),
-    )
+    events = _events(judged, time_unit(float(series.time[-1]) if len(series.time) else 0.0)[1])
+    drawn = [
+        _over_time(key, title, text, series.time, lines, "requests", colours, ".3~g", events)
+        for key, title, text, lines in told
+    ]
+    return (*drawn, _over_time("busy", "Busy by role", caption, series.time, busy, "busy", colours, ".2~p", events))
 
 
 def _busy(judged: Judged, role: str) -> Floats:
@@ -196,6 +196,7 @@ def _over_time(
     unit: str,
     colours: Mapping[str, str],
     form: str,
+    events: Sequence[dict[str, Any]] = (),
 ) -> Chart:
     clock, scale = time_unit(float(time[-1]) if len(time) else 0.0)
     rows = [
@@ -215,7 +216,8 @@ def _over_time(
 def _events(judged: Judged, scale: float) -> list[dict[str, Any]]:
     """A dashed line where a fault or a change begins, and where a fault ends."""
     times = {fault.at for fault in judged.faults}
-    times |= {fault.at + fault.seconds for fault in judged.faults if getattr(fault, "seconds", FOREVER) != FOREVER}
+    passing = (fault for fault in judged.faults if isinstance(fault, WorkerDown | LinkSlow))
+    times |= {fault.at + fault.seconds for fault in passing if fault.seconds != FOREVER}
     end = float(np.nanmax(judged.run.requests.finish))
     rows = [{"t": _short(at * scale)} for at in sorted(times) if at <= end]
     if not rows:
@@ -278,14 +280,17 @@ def _occupancy(judged: Judged, lines: Mapping[str, tuple[str, str, Floats]]) -> 
     ]
     roles = [str(pool.role) for pool in judged.design.pools]
     tiers = list(dict.fromkeys(tier for _, tier, _ in lines.values()))
+    dash = category("tier", tiers, scale={"domain": tiers, "range": [_DASHES[tier] for tier in tiers]})
+    if len(tiers) == 1:
+        dash["legend"] = None
     layer = {
         "data": values(rows),
         "mark": {"type": "line", "interpolate": "monotone", "strokeWidth": 1.6},
         "encoding": {
             "x": quantity("t", clock, axis={"tickCount": 6}),
-            "y": quantity("n", "share of the tier", axis={"format": ".0%", "tickCount": 5}),
+            "y": quantity("n", "share of the tier", axis={"format": ".2~p", "tickCount": 5}),
             "color": category("role", roles, scale=palette(roles, [ROLE_COLOURS[role] for role in roles])),
-            "strokeDash": category("tier", tiers, scale={"domain": tiers, "range": [_DASHES[tier] for tier in tiers]}),
+            "strokeDash": dash,
             "tooltip": [{"field": "role", "type": "nominal"}, {"field": "tier", "type": "nominal"},
                         {"field": "n", "type": "quantitative", "format": ".1%", "title": "in use"}],
         },
@@ -339,6 +344,7 @@ def worker_chart(judged: Judged) -> Chart:
         specification("Bars: busy share of each worker", max(24 * len(shown), 60), layer=[layer]),
         ("worker", "accelerator", "busy", "steps"),
         tuple((row["who"], row["what"], words.percent(row["busy"]), f"{row['steps']:,}") for row in rows),
+        wide=True,
     )  # fmt: skip
 
 

@@ -52,7 +52,8 @@ def verdict(seen: Simulated) -> str:
         return f"{words.count(seen.request_rate)} requests/s served; no SLO to judge them by"
     if seen.holds:
         return f"The SLO holds: {inside}"
-    broken = [promise.objective for promise in seen.promises if not promise.holds]
+    terms = zip(SLO.parse(seen.slo).objectives, seen.promises, strict=True)
+    broken = [words.objective(term) for term, promise in terms if not promise.holds]
     return f"The SLO is missed: {inside}; {words.listed(broken)}"
 
 

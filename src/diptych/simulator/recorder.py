@@ -113,18 +113,18 @@ class Sampler:
         self._bind(role)
 
     def _bind(self, role: Role) -> None:
-        """Which limit somebody waits at, if anybody does."""
+        """Which limits somebody waits at, each counted once however many workers it binds."""
         pool = self.cluster.pools[role]
+        found = set()
         for worker in pool:
             if worker.batch + len(worker.ready) + len(worker.partial) >= worker.rules.sequences:
-                self._count(f"{role}: sequences per step")
+                found.add("sequences per step")
             elif worker.asking or (worker.waiting and not worker.chunks and worker.batch):
-                self._count(f"{role}: KV blocks")
+                found.add("KV blocks")
             elif worker.waiting:
-                self._count(f"{role}: prefill tokens per step" if worker.chunks else f"{role}: KV blocks")
-
-    def _count(self, what: str) -> None:
-        self.bound[what] = self.bound.get(what, 0) + 1
+                found.add("prefill tokens per step" if worker.chunks else "KV blocks")
+        for what in sorted(found):
+            self.bound[f"{role}: {what}"] = self.bound.get(f"{role}: {what}", 0) + 1
 
     def series(self) -> Series:
         """The samples by name; what did not exist at some time is NaN there."""
