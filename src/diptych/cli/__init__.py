@@ -9,6 +9,7 @@ import traceback
 import typer
 
 from diptych.cli import catalog
+from diptych.cli.compare import compare
 from diptych.cli.explain import explain
 from diptych.cli.output import err, report_error
 from diptych.cli.plan import plan
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(plan)
 app.command()(explain)
 app.command()(simulate)
+app.command()(compare)
 app.command()(workload)
 app.add_typer(catalog.app, name="catalog")
 app.command()(validate)
