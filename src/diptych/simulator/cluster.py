@@ -102,7 +102,7 @@ class Cluster:
         worker, policy = member.worker, self.policy
         rules = stepping(worker)
         batch = BatchRules(
-            int(rules.budget), int(rules.sequences), rules.mixes, policy.chunked, policy.shortest_first, policy.reserve
+            int(rules.budget), int(rules.sequences), rules.mixes, policy.chunked, policy.shortest_first, policy.reserve or rules.reserves
         )
         token = float(worker.model.kv_bytes(self.context, worker.precision.kv)) / self.context
         blocks = policy.kv_blocks or int(kv_capacity(worker) / (token * policy.block))

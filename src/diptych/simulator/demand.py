@@ -91,7 +91,7 @@ class Requests:
 
 
 def read_requests(path: Path, name: str = "", *, sort: bool = False, drop_empty: bool = True) -> Requests:
-    """The requests of a trace file as they were; without arrival times all come at 0. Raises `InvalidTrace` with every finding."""
+    """The requests of a trace file as they were; all at 0 without arrival times. Raises `InvalidTrace` with every finding."""
     with Trace(path, name, sort=sort, drop_empty=drop_empty) as trace:
         arrival, isl, osl, blocks = trace.rows()
         times = np.zeros(len(isl)) if arrival is None else arrival - arrival[0]

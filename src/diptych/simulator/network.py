@@ -1,4 +1,4 @@
-"""Links that transfers share: every worker's port out and port in, per direction, and the fabric between them.
+"""Links that transfers share: every worker's port out and port in, per direction, and the fabric between them if it is narrower.
 
 Transfers between the same two workers form a route and share it equally; routes share ports max-min fairly (progressive filling).
 Progress is kept per route as bytes·10¹² served to each of its transfers since the start ("virtual time"), so a change costs one
@@ -31,18 +31,16 @@ class Port:
 
 
 class Route:
-    """Transfers from one worker to another over a port out and a port in, none faster than `limit` bytes/s.
+    """Transfers from one worker to another over a port out, a port in and maybe a fabric, none faster than `limit` bytes/s.
 
     `rate` is bytes/s of each; `served` bytes·10¹² that each got since the start; `moved` all bytes put on the route.
     """
 
     __slots__ = (
-        "into",
         "limit",
         "moved",
         "network",
         "number",
-        "out",
         "ports",
         "rank",
         "rate",
@@ -51,9 +49,8 @@ class Route:
         "transfers",
     )
 
-    def __init__(self, network: Network, rank: int, out: Port, into: Port, limit: int) -> None:
-        self.network, self.rank, self.out, self.into, self.limit = network, rank, out, into, limit
-        self.ports = (out, into)
+    def __init__(self, network: Network, rank: int, ports: tuple[Port, ...], limit: int) -> None:
+        self.network, self.rank, self.ports, self.limit = network, rank, ports, limit
         self.rate = self.served = self.since = self.number = self.moved = 0
         self.transfers: list[tuple[int, int, Any]] = []  # heap of (served at its end, count, about)
 
@@ -75,18 +72,22 @@ class Route:
 
 
 class Network:
-    """All ports and routes. `arrived(about, now)` is called when a transfer's last byte is there."""
+    """All ports and routes. `arrived(about, now)` is called when a transfer's last byte is there.
 
-    __slots__ = ("arrived", "clock", "count", "pending", "routes")
+    `fabric` is what every route passes beside its ports: one host's bridge, a switch that is oversubscribed.
+    """
 
-    def __init__(self, clock: Clock, arrived: Callable[[Any, int], None]) -> None:
+    __slots__ = ("arrived", "clock", "count", "fabric", "pending", "routes")
+
+    def __init__(self, clock: Clock, arrived: Callable[[Any, int], None], fabric: Port | None = None) -> None:
         self.clock, self.arrived, self.count = clock, arrived, 0
+        self.fabric = (fabric,) if fabric else ()
         self.routes: list[Route] = []
         self.pending: dict[int, list[Call]] = {}  # transfers that wait to enter a route, by whom they are about
 
     def route(self, out: Port, into: Port, limit: int) -> Route:
         """A new route between two ports."""
-        route = Route(self, FLOW + len(self.routes), out, into, limit)
+        route = Route(self, FLOW + len(self.routes), (out, into, *self.fabric), limit)
         self.routes.append(route)
         return route
 
@@ -95,8 +96,8 @@ class Network:
 
         When nothing else is on its ports the wait needs no event of its own: the route is promised from then on.
         """
-        out, into = route.out, route.into
-        if out.active or into.active:
+        ports = route.ports
+        if any([port.active for port in ports]):
             if fixed:
                 self._later(now + fixed, route, size, about)
             else:
@@ -105,9 +106,12 @@ class Network:
         self.count += 1
         route.transfers.append((route.served + size * PS, self.count, about))
         route.moved += size
-        out.active[route.rank] = into.active[route.rank] = route
+        rate = route.limit
+        for port in ports:
+            port.active[route.rank] = route
+            rate = min(rate, port.capacity)
         route.since = start = now + fixed
-        route.rate = rate = min(route.limit, out.capacity, into.capacity)
+        route.rate = rate
         route.number = number = route.number + 1
         if rate:
             heappush(self.clock.heap, (start - (-size * PS // rate), route.rank, number, route))
@@ -133,7 +137,8 @@ class Network:
         self.count += 1
         heappush(route.transfers, (route.served + size * PS, self.count, about))
         route.moved += size
-        route.out.active[route.rank] = route.into.active[route.rank] = route
+        for port in route.ports:
+            port.active[route.rank] = route
         self._share(route, now)
 
     def _unpromise(self, route: Route) -> None:
@@ -149,7 +154,8 @@ class Network:
         route.transfers.clear()
         route.number += 1
         route.rate = 0
-        del route.out.active[route.rank], route.into.active[route.rank]
+        for port in route.ports:
+            del port.active[route.rank]
 
     def stop(self, route: Route, about: Any, now: int) -> None:
         """Take everything that is about somebody off the route, and what waits to enter it."""
@@ -182,8 +188,8 @@ class Network:
             self._share(route, now)
             return
         self._clear(route)
-        if route.out.active or route.into.active:
-            neighbours = {rank: other for port in route.ports for rank, other in port.active.items()}
+        neighbours = {rank: other for port in route.ports for rank, other in port.active.items()}
+        if neighbours:
             self._fill(self._component(neighbours), now)
 
     def _share(self, route: Route, now: int) -> None:

@@ -22,6 +22,7 @@ class Policy:
     `lease`, `heartbeat`: how long a source is pinned for a target that is no longer heard (vLLM NIXL: 30 s, 5 s).
     `handoff_timeout`: how long a handoff may wait or move (SGLang: 300 s). `detection`: from a loss to the gateway's answer.
     `start_up`: a new or switched worker loads weights and warms up.
+    `fabric`: bytes/s that all handoffs together get through, where something between the ports is narrower than they are.
     """
 
     prefill_routing: Routing = Routing.LEAST_LOADED
@@ -42,4 +43,5 @@ class Policy:
     start_up: float = 60.0
     admission: Admission | None = None
     fallback: Fallback = field(default_factory=Fallback)
+    fabric: float | None = None
     kv_blocks: int | None = None  # of every worker, instead of what memory leaves

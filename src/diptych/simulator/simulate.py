@@ -17,7 +17,7 @@ from diptych.simulator.cluster import Cluster, Station
 from diptych.simulator.demand import Requests, from_workload
 from diptych.simulator.faults import Change
 from diptych.simulator.gateway import Gateway
-from diptych.simulator.network import Network
+from diptych.simulator.network import Network, Port
 from diptych.simulator.operations import Operations
 from diptych.simulator.policy import Policy
 from diptych.simulator.recorder import Recorder, Sampler
@@ -96,7 +96,8 @@ class Run:
             design, perf, policy, self._done, self._stream, skip=skip, context=context, hash_tokens=hash_tokens
         )
         self.gateway = Gateway(self.cluster, self.recorder.rows.append)
-        self.cluster.network = Network(self.cluster.clock, self.gateway.arrived)
+        fabric = None if policy.fabric is None else Port("fabric", int(policy.fabric))
+        self.cluster.network = Network(self.cluster.clock, self.gateway.arrived, fabric)
         for worker in self.cluster.serving():
             worker.done = self.gateway.done
         self.cluster.done = self.gateway.done
@@ -221,6 +222,8 @@ class Run:
             for port in (station.out, station.into):
                 if port.name in moved:
                     yield LinkUse(port.name, moved[port.name], float(port.nominal))
+        for port in self.cluster.network.fabric:
+            yield LinkUse(port.name, moved.get(port.name, 0), float(port.nominal))
 
     def _limits(self) -> tuple[str, ...]:
         looks = max(self.sampler.looks, 1)
