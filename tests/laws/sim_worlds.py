@@ -135,6 +135,7 @@ def policies(draw: st.DrawFn, tiers: bool) -> Policy:
         heartbeat=1.0,
         admission=draw(st.sampled_from([None, None, Admission(ttft=0.5, tpot=0.02, decode_seconds=1.0)])),
         fallback=Fallback(draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 3))),
+        fabric=draw(st.sampled_from([None, None, 1e9])),
         kv_blocks=draw(st.sampled_from([260, 400, 5000])),
     )
 

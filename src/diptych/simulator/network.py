@@ -70,6 +70,10 @@ class Route:
         for transfer in more:
             network.arrived(transfer, now)
 
+    def awaits(self, number: int) -> bool:
+        """Whether the end scheduled with `number` is still to come."""
+        return number == self.number
+
 
 class Network:
     """All ports and routes. `arrived(about, now)` is called when a transfer's last byte is there.
@@ -97,7 +101,7 @@ class Network:
         When nothing else is on its ports the wait needs no event of its own: the route is promised from then on.
         """
         ports = route.ports
-        if any([port.active for port in ports]):
+        if any(port.active for port in ports):
             if fixed:
                 self._later(now + fixed, route, size, about)
             else:
@@ -178,6 +182,9 @@ class Network:
 
     def changed(self, ports: Iterable[Port], now: int) -> None:
         """Capacities changed: share anew what passes these ports."""
+        for route in [route for port in ports for route in port.active.values()]:
+            if route.transfers and route.since > now:
+                self._unpromise(route)
         routes = {rank: route for port in ports for rank, route in port.active.items()}
         if routes:
             self._fill(self._component(routes), now)

@@ -254,6 +254,8 @@ class VirtualWorker(Batch[Request]):
             self.step += passed
         for finish, _, sequence in self.running:
             sequence.generated = max(sequence.osl - finish + self.step, sequence.todo - sequence.prompt + 1)
+            if sequence.decoding > now:  # it had been moved on into a batch that never ran
+                sequence.decoding = -1
         self.up = self.active = False
         self.number += 1
         self.load = self.debt = 0
