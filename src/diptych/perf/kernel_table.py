@@ -27,12 +27,9 @@ class Line:
     seconds: Array
 
     def at(self, size: Any) -> Array:
-        """Straight lines between the points and on beyond the last."""
-        size = np.asarray(size, dtype=float)
-        place = np.clip(np.searchsorted(self.size, size), 1, len(self.size) - 1)
-        low, high = self.size[place - 1], self.size[place]
-        share = np.maximum(size - low, np.where(place > 1, -np.inf, 0.0)) / (high - low)
-        return np.asarray(self.seconds[place - 1] + share * (self.seconds[place] - self.seconds[place - 1]))
+        """Straight lines between the points and on beyond the last; before the first, that one."""
+        right, along = _place(self.size, np.asarray(size, dtype=float))
+        return np.asarray(self.seconds[right - 1] * (1 - along) + self.seconds[right] * along)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
