@@ -35,7 +35,7 @@ _PLANNED = {"wait": "queue", "prefill": "prefill", "conversion": "convert", "tra
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One run. `stages` are mean seconds of a request, `queues` mean and most waiting by role; None is what a kind doesn't say."""
+    """One run. `stages` are mean seconds of a request, `queues` mean and most waiting by role; None is what a kind can't say."""
 
     name: str
     kind: str

@@ -20,6 +20,7 @@ from diptych.report.chart_pareto import pareto_charts
 from diptych.report.chart_question import question_charts
 from diptych.report.chart_rules import rule_chart
 from diptych.report.charts import CONFIG, Chart
+from diptych.report.verified import counted, verified_rows
 from diptych.units import format_bandwidth, format_bytes, format_seconds, format_usd
 
 _PACKAGE = files("diptych.report")
@@ -77,6 +78,8 @@ def render(plan: Plan, command: str = "") -> str:
             workload=_workload(plan),
             question=_question(plan),
             axes=words.axes(plan.space),
+            verified=verified_rows(plan.verification) if plan.verification else (),
+            counted=counted(plan.verification) if plan.verification else "",
             marks=_MARKS,
         )
     )
