@@ -58,9 +58,17 @@ class Residency:
         """Blocks leave the device: place those worth keeping; what had to move down for them."""
         moved = [0] * len(self.tiers)
         for key in keys:
-            if self.tiers and self.keeps(key):
+            if self.tiers and self.keeps(key) and not self._touch(key):
                 self._place(0, key, moved)
         return [Move(tier, blocks) for tier, blocks in enumerate(moved) if blocks]
+
+    def _touch(self, key: Any) -> bool:
+        """Whether some tier still has a block that was computed anew above it: nothing moves, it is recent again."""
+        for tier in self.tiers:
+            if key in tier.blocks:
+                tier.blocks.move_to_end(key)
+                return True
+        return False
 
     def _place(self, index: int, key: Any, moved: list[int]) -> None:
         if index == len(self.tiers):
@@ -69,9 +77,6 @@ class Residency:
         tier = self.tiers[index]
         if tier.capacity <= 0:
             self._place(index + 1, key, moved)
-            return
-        if key in tier.blocks:
-            tier.blocks.move_to_end(key)
             return
         moved[index] += 1
         tier.blocks[key] = None

@@ -26,6 +26,7 @@ class Target(Protocol):
     """Something that events happen to. `number` is what it was scheduled with; a newer one makes it stale."""
 
     def fire(self, now: int, number: int) -> None: ...
+    def awaits(self, number: int) -> bool: ...
 
 
 class Call:
@@ -40,6 +41,10 @@ class Call:
         """Call it."""
         self.function(now, self.about)
 
+    def awaits(self, number: int) -> bool:
+        """Whether it still means anything."""
+        return True
+
 
 class _End:
     """Keeps the heap from running empty."""
@@ -48,6 +53,9 @@ class _End:
 
     def fire(self, now: int, number: int) -> None:
         raise AssertionError("time has no end")
+
+    def awaits(self, number: int) -> bool:
+        return False
 
 
 class Clock:
@@ -65,6 +73,11 @@ class Clock:
         call = Call(function, about)
         heappush(self.heap, (time, rank, self.count, call))
         return call
+
+    @property
+    def awaits(self) -> bool:
+        """Whether anything is still to happen, stale events aside."""
+        return any(target.awaits(number) for _, _, number, target in self.heap)
 
     def run_before(self, time: int) -> None:
         """Let everything before `time` happen."""

@@ -16,7 +16,7 @@ from diptych.perf.stepping import stepping
 from diptych.serving.batching import BatchRules
 from diptych.serving.blocks import BlockPool
 from diptych.serving.residency import Residency
-from diptych.simulator.clock import PS, Clock, ps
+from diptych.simulator.clock import NEVER, PS, Clock, ps
 from diptych.simulator.crossing import Crossing, port_bandwidth
 from diptych.simulator.network import Network, Port, Route
 from diptych.simulator.policy import Policy
@@ -53,9 +53,11 @@ class Station:
     tiers: tuple[MemoryTier, ...]
     tier_free: list[int]
     since: int = 0  # paid from
-    paid: int = 0  # ps paid before that
-    draining: bool = False
-    gone: bool = False
+    until: int = NEVER  # paid to: it was drained
+
+    def seconds(self, start: int, end: int) -> float:
+        """Seconds paid within a run from `start` to `end`."""
+        return max(min(self.until, end) - max(self.since, start), 0) / PS
 
 
 class Cluster:
@@ -102,7 +104,12 @@ class Cluster:
         worker, policy = member.worker, self.policy
         rules = stepping(worker)
         batch = BatchRules(
-            int(rules.budget), int(rules.sequences), rules.mixes, policy.chunked, policy.shortest_first, policy.reserve or rules.reserves
+            int(rules.budget),
+            int(rules.sequences),
+            rules.mixes,
+            policy.chunked,
+            policy.shortest_first,
+            policy.reserve or rules.reserves,
         )
         token = float(worker.model.kv_bytes(self.context, worker.precision.kv)) / self.context
         blocks = policy.kv_blocks or int(kv_capacity(worker) / (token * policy.block))
@@ -181,10 +188,6 @@ class Cluster:
         start = max(now, station.tier_free[tier])
         station.tier_free[tier] = end = start + ps(spec.latency + size / spec.read_bandwidth)
         return end
-
-    def seconds(self, station: Station, end: int) -> float:
-        """Seconds for which a worker is paid until `end`."""
-        return (station.paid + (0 if station.gone else end - station.since)) / PS
 
 
 def _check(design: Design) -> None:

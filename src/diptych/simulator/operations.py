@@ -64,7 +64,7 @@ class Operations:
         for index in indices:
             self.downs[index] -= 1
             station = self.cluster.stations[index]
-            if not self.downs[index] and not station.gone:
+            if not self.downs[index] and station.until > now:
                 station.worker.up = True
         self.gateway.back(now)
 
@@ -121,7 +121,6 @@ class Operations:
         self.gateway.back(now)
 
     def _drain(self, station: Station, to: Role | None, now: int) -> None:
-        station.draining = True
         self.pending += 1
         self.clock.at(now + 1, FAULT, self._drained, (station, to))
 
@@ -133,8 +132,7 @@ class Operations:
             self.clock.at(now + PS, FAULT, self._drained, about)
             return
         self.pending -= 1
-        station.gone, worker.up = True, False
-        station.paid += now - station.since
+        station.until, worker.up = now, False
         if to is not None:
             self._start(to, self.cluster.prepare(to, station.member, now), now)
 

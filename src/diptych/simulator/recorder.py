@@ -81,7 +81,7 @@ class Sampler:
         if len(self.times) >= MOST_SAMPLES:
             self.times, self.rows = self.times[::2], self.rows[::2]
             self.step *= 2
-        if self.more or len(self.cluster.clock.heap) > 1:
+        if self.more or self.cluster.clock.awaits:
             self.cluster.clock.at(now + self.step, LOOK, self._look)
 
     def _sample(self, now: int) -> dict[str, float]:

@@ -196,7 +196,7 @@ class Run:
     def _use(self, station: Station, end: int) -> WorkerUse:
         worker, member = station.worker, station.member
         accelerator, count = member.worker.accelerator, member.worker.accelerators
-        seconds, busy = self.cluster.seconds(station, end), worker.busy / PS
+        seconds, busy = station.seconds(self.recorder.first, end), worker.busy / PS
         watts = accelerator.tdp_w * count
         return WorkerUse(
             index=worker.index,

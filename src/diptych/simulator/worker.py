@@ -213,6 +213,10 @@ class VirtualWorker(Batch[Request]):
         if self.batch or self.waiting or self.ready or self.partial:
             self.begin(now)
 
+    def awaits(self, number: int) -> bool:
+        """Whether a boundary scheduled with `number` is still to come."""
+        return self.active and number == self.number
+
     def move_on(self, now: int) -> None:
         """Be at the first boundary not before `now` already, and plan from there, if nothing but a joining can happen then."""
         start, count = self.start, 0
