@@ -273,6 +273,7 @@ class Batch(Generic[S]):
             finished.append(sequence)
         if chunks:
             self.chunks = []
+            self.tokens = self.pairs = 0
             for sequence, tokens in chunks:
                 sequence.computed += tokens
                 if sequence.computed >= sequence.todo:
