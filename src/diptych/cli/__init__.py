@@ -14,6 +14,7 @@ from diptych.cli.explain import explain
 from diptych.cli.output import err, report_error
 from diptych.cli.plan import plan
 from diptych.cli.simulate import simulate
+from diptych.cli.sweep import sweep
 from diptych.cli.validate import validate
 from diptych.cli.workload import workload
 from diptych.errors import DiptychError
@@ -29,6 +30,7 @@ app.command()(plan)
 app.command()(explain)
 app.command()(simulate)
 app.command()(compare)
+app.command()(sweep)
 app.command()(workload)
 app.add_typer(catalog.app, name="catalog")
 app.command()(validate)
