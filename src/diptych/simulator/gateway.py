@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diptych.design.axes import Role
-from diptych.design.boundary import Overlap, Ownership, Placement
+from diptych.design.boundary import Codec, Overlap, Ownership, Placement
 from diptych.metrics.record import Outcome
 from diptych.serving.effects import Effect
 from diptych.serving.fallback import Way
@@ -49,6 +49,9 @@ class Gateway:
         self.leases = Leases(ps(policy.lease))
         self.local_below = boundary.local_below if boundary and boundary.placement is Placement.CONDITIONAL else 0
         self.layerwise = boundary is not None and boundary.overlap is Overlap.LAYERWISE
+        form = boundary.representation if boundary else None
+        self.converts = form is not None and form.codec is not Codec.RAW  # somewhere
+        self.judges = policy.admission is not None
         self.pulls = boundary is not None and boundary.ownership is Ownership.PULL
         self.longest = self._longest()
         self.moves = self._bind()
@@ -92,15 +95,17 @@ class Gateway:
         if self.boundary is None:
             self._run_whole(request, self.decode_router.pick(self.colocated, request), now)
             return
-        request.target = target = self.decode_router.pick(self.decode, request)
+        target: VirtualWorker | None = self.decode_router.pick(self.decode, request)
+        request.target = target
         if target is not None and self.local_below and request.todo - self._overlap(target, request) < self.local_below:
             self._run_whole(request, target, now)
             return
-        request.source = source = self.prefill_router.pick(self.prefill, request)
+        source: VirtualWorker | None = self.prefill_router.pick(self.prefill, request)
+        request.source = source
         if source is None or target is None:
             self._another_way(request, source, target, now)
             return
-        if self.policy.admission is not None and not self._admits(request, now):
+        if self.judges and not self._admits(request, now):
             self.refuse(request, Outcome.REJECTED, now)
             return
         source.load += request.prompt
@@ -123,7 +128,7 @@ class Gateway:
             self._another_way(request, None, None, now)
             return
         request.source, request.target, request.state = None, worker, RELEASED
-        if self.policy.admission is not None and not self._admits(request, now):
+        if self.judges and not self._admits(request, now):
             self.refuse(request, Outcome.REJECTED, now)
             return
         worker.load += request.prompt
@@ -215,7 +220,7 @@ class Gateway:
                 carry(request, now)
 
     def _prefill(self, request: Request, now: int) -> None:
-        source = request.source
+        source: VirtualWorker = request.source
         if not source.up:
             return  # its loss is about to be told to this request too
         if request.blocks:
@@ -224,7 +229,7 @@ class Gateway:
             source.take(request, now)
 
     def _ask_room(self, request: Request, now: int) -> None:
-        target = request.target
+        target: VirtualWorker = request.target
         if target.asking or not target.ask(request, now):
             target.asking.append(request)
         else:
@@ -307,18 +312,19 @@ class Gateway:
         self.on(request, ARRIVED, now)
 
     def _commit(self, request: Request, now: int) -> None:
-        target = request.target
+        target: VirtualWorker = request.target
         request.moved = now
         request.hands_off = False
         request.order = 0
         request.sent = 0
-        crossing = self.cluster.between(request.source, target)[1]
-        if crossing.converts:
-            target.owe(crossing.after[request.todo])
+        if self.converts:
+            crossing = self.cluster.between(request.source, target)[1]
+            if crossing.converts:
+                target.owe(crossing.after[request.todo])
         target.receive(request, request.room, now)
 
     def _free_source(self, request: Request, now: int) -> None:
-        source = request.source
+        source: VirtualWorker = request.source
         source.give_back(request.pinned, now)
         request.pinned = None
         if source.waiting:

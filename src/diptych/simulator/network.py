@@ -113,7 +113,8 @@ class Network:
         rate = route.limit
         for port in ports:
             port.active[route.rank] = route
-            rate = min(rate, port.capacity)
+            if port.capacity < rate:
+                rate = port.capacity
         route.since = start = now + fixed
         route.rate = rate
         route.number = number = route.number + 1

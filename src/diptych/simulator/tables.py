@@ -40,18 +40,19 @@ class StepTable:
         self._sizes = [int(n) for n in self._grid]
         self._alone, self._slope = self._prompt_tables()
 
-    def decode(self, batch: int) -> tuple[Segment, ...]:
-        """Segments of a step of `batch` sequences, by rising S."""
+    def segment(self, batch: int, context: int) -> Segment:
+        """The segment of a step of `batch` sequences with `context` tokens in all."""
         while batch >= len(self._decode):
             self._tabulate()
-        return self._decode[batch]
+        for segment in self._decode[batch]:
+            if context < segment[0]:
+                return segment
+        raise AssertionError(f"no segment for {context} tokens of {batch} sequences")
 
     def decode_ps(self, batch: int, context: int) -> int:
         """One decode step of `batch` sequences with `context` tokens in all."""
-        for beyond, a, c in self.decode(batch):
-            if context < beyond:
-                return a + c * context
-        raise AssertionError(f"no segment for {context} tokens of {batch} sequences")
+        _, a, c = self.segment(batch, context)
+        return a + c * context
 
     def prompt_ps(self, tokens: int, pairs: int) -> int:
         """One step of prompts: `tokens` new ones that attend to pairs/2 tokens (n·(2·past + n) each)."""

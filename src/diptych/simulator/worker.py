@@ -179,10 +179,7 @@ class VirtualWorker(Batch[Request]):
             took = self._prompt_ps(now)
         else:
             context, size = self.context, self.batch
-            for segment in self.table.decode(size):
-                if context < segment[0]:
-                    break
-            beyond, a, c = segment
+            beyond, a, c = self.table.segment(size, context)
             self.first = took = a + c * context
             self.difference = step = c * size
             if not self.skip:
