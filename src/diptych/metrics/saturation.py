@@ -8,6 +8,8 @@ from diptych.metrics.measurements import Measurements
 
 GROWTH = 1.5
 """Requests in the system in the last quarter of the arrivals over those in the second, from which a queue grows."""
+SLOWER = 1.3
+"""And their mean latency over that of those who came in the second quarter: a rush fills a fleet without slowing it as much."""
 SHORT = 3.0
 """Arrivals that span fewer mean latencies than this are mostly the filling of an empty fleet."""
 
@@ -28,6 +30,9 @@ def falls_behind(run: Measurements) -> str:
     left = int(np.sum((requests.finish > edges[3]) & (requests.finish <= end)))
     if last <= GROWTH * second or came - left <= max(10, 0.03 * came):
         return ""
+    before, after = (_latency(run, edges[at], edges[at + 1]) for at in (1, 3))
+    if after <= SLOWER * before:
+        return ""
     return (
         f"the fleet falls behind: {last:,.0f} requests in the system in the last quarter of the arrivals, {second:,.0f} in the "
         "second, so latencies grow with the length of the run"
@@ -44,6 +49,13 @@ def too_short(run: Measurements) -> str:
     if span >= SHORT * mean:
         return ""
     return f"a short run: arrivals span {span:.3g} s, a request takes {mean:.3g} s on average"
+
+
+def _latency(run: Measurements, begin: float, end: float) -> float:
+    """Mean end-to-end latency of those who came between two times; ∞ when none of them was served."""
+    requests = run.requests
+    mine = requests.finished & (requests.arrival >= begin) & (requests.arrival <= end)
+    return float(requests.e2e[mine].mean()) if mine.any() else float("inf")
 
 
 def _present(run: Measurements, begin: float, end: float) -> float:

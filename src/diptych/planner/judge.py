@@ -24,6 +24,9 @@ from diptych.simulator.faults import Change
 from diptych.simulator.policy import Policy
 from diptych.simulator.simulate import Progress, simulate
 
+MUCH = 0.2
+"""Share of end-to-end latency from which a handoff is told as what binds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -76,9 +79,8 @@ def judge(
         name=demand.name,
     )  # fmt: skip
     summary = summarise(run, slo)
-    known = tuple(_estimates(design, demand, perf, run))
-    told = (*notes, *demand.notes, *_told(design, demand, perf, run, concurrency), *_trusted(known))
-    parts = stages(run.requests, conversions(design, run.requests))
+    known, parts = tuple(_estimates(design, demand, perf, run)), stages(run.requests, conversions(design, run.requests))
+    told = (*notes, *demand.notes, *_told(design, demand, perf, run, concurrency), *_handing(parts), *_trusted(known))
     return Judged(design, demand, slo, run, summary, parts, known, tuple(dict.fromkeys(told)), tuple(faults))
 
 
@@ -137,6 +139,14 @@ def _told(design: Design, demand: Demand, perf: PerfModel, run: Measurements, co
     speak = getattr(perf, "warnings", lambda worker: ())
     for worker in _kinds(design):
         yield from (f"{worker.accelerator.name}: {note}" for note in speak(worker))
+
+
+def _handing(parts: Mapping[str, Floats]) -> Iterator[str]:
+    """A handoff that takes much of a request's time is a limit that no engine shows."""
+    total = sum(float(seconds.sum()) for seconds in parts.values())
+    share = float(parts["transfer"].sum()) / total if total else 0.0
+    if share > MUCH:
+        yield f"bound by the handoff: {share:.0%} of a request's time is room on the decode side, the link's queue and its bytes"
 
 
 _WHY = {

@@ -145,12 +145,19 @@ class _Growing:
             low[blamed] = counts[blamed]
             step[blamed] = max(step[blamed] * 2 if blamed == last else 1, counts[blamed] // 8)
             last = blamed
-            counts = tuple(n + (step[at] if at == blamed else 0) for at, n in enumerate(counts))
-            fleet = with_counts(self.fleet, counts)
-            if fleet.usd_per_hour > DEAREST * self.fleet.usd_per_hour:
+            larger = self.larger(counts, blamed, step[blamed])
+            if larger is None:
                 return None
-            judged = self.judge(fleet)
+            counts, judged = counts_of(larger), self.judge(larger)
         return self.trimmed(counts, low, judged)
+
+    def larger(self, counts: Counts, at: int, step: int) -> AnyFleet | None:
+        """The fleet with up to `step` more of one count, as many as the bill allows; None when not one more."""
+        for more in range(step, 0, -1):
+            fleet = with_counts(self.fleet, tuple(n + (more if place == at else 0) for place, n in enumerate(counts)))
+            if fleet.usd_per_hour <= DEAREST * self.fleet.usd_per_hour:
+                return fleet
+        return None
 
     def trimmed(self, counts: Counts, low: Sequence[int], judged: Judged) -> tuple[AnyFleet, Judged]:
         """The fewest of each role, the other fixed, above the last count that was seen to miss."""

@@ -127,7 +127,7 @@ def share(value: float | None) -> str:
 def _stages(seen: Simulated) -> Table:
     rows = table("", "share", "mean", "p50", "p90", "p99")
     for name, stage in seen.stages.items():
-        if seen.link is None and name in ("convert", "transfer", "wait") and not stage.mean:
+        if name in ("convert", "transfer", "wait") and not stage.mean:
             continue
         rows.add_row(name, share(stage.share), *(seconds(v) for v in (stage.mean, stage.p50, stage.p90, stage.p99)))
     return rows
