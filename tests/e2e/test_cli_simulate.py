@@ -120,7 +120,7 @@ def test_a_closed_loop_and_a_design_file(tmp_path: Path, here: Here) -> None:
 BAD = [
     (
         ("--design", "3xH1000 -> H20:tp3:zz=1, lnk=x"),
-        ["--design:3: unknown accelerator 'H1000'", "--design:23", "did you mean link?"],
+        ["--design:3: unknown accelerator 'H1000'", "--design:20", "did you mean link?"],
     ),
     (("--design", "H100:tp3"), ["tp3 over 32 heads"]),
     (("--design", "L4, w=bf16", "--model", "Llama-3.1-70B"), ["Weights must fit"]),
