@@ -1,7 +1,7 @@
 """Write docs/validation.md and its plots: what was measured or published beside what the simulator says.
 
 Every table row and plot is computed anew from `tests/data` by the same code that the tests use; the pool sizing alone takes
-minutes of both cores. Run: .venv/bin/python benchmarks/sim_truth.py [--quick]   (--quick leaves the pool sizing out)
+minutes of both cores. Run: .venv/bin/python benchmarks/sim_truth.py [--quick]   (--quick keeps the pool sizing that is there)
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from diptych.perf.model import PerfModel  # noqa: E402
 from diptych.perf.roofline import default_perf  # noqa: E402
 
 PLOTS = HERE.parent / "docs" / "validation"
+SIZING = PLOTS / "splitwise_sizing.md"  # kept by --quick
 Cells = Iterable[object]
 
 
@@ -89,7 +90,19 @@ def _cdfs(run: vllm.Run, name: str, seen: object, ours: object, part: slice) -> 
 def distserve_page() -> str:
     published = float(distserve.PROFILE["readme"]["requests_per_second_per_gpu"])
     found = [distserve.its_search(seed) for seed in range(30)]
+    beds = distserve.PROFILE["testbed"]["runs"]
+    replays = [distserve.replayed(bed["requests_per_second"]) for bed in beds]
     rows = [
+        against(
+            f"testbed at {bed['requests_per_second']:g}/s: {name.upper()} mean, s",
+            bed[f"{name}_ms"] / 1e3,
+            ours,
+            "nothing",
+        )
+        for bed, pair in zip(beds, replays, strict=True)
+        for name, ours in zip(("ttft", "tpot"), pair, strict=True)
+    ]
+    rows += [
         against(
             "highest rate in the long run (20,000 requests), its GPU's memory",
             published,
@@ -103,6 +116,12 @@ def distserve_page() -> str:
         distserve.percentiles(distserve.run(rate, 10_000, 1, distserve.PROFILE["kv_tokens_tp1"])) for rate in rates
     ]
     plots = [
+        *(
+            Plot(f"DistServe testbed: mean {name.upper()}", "requests/s", "s")
+            .dots("measured", [(bed["requests_per_second"], bed[f"{name}_ms"] / 1e3) for bed in beds])
+            .line("simulated", [(bed["requests_per_second"], pair[i]) for bed, pair in zip(beds, replays, strict=True)])
+            for i, name in enumerate(("ttft", "tpot"))
+        ),
         Plot("DistServe example: TTFT p90", "requests/s per GPU", "s", y_range=(0.0, 0.3))
         .line("simulated", [(r, min(c[0], 0.3)) for r, c in zip(rates, curves, strict=True)])
         .limit("objective", [(1.0, distserve.TTFT), (1.8, distserve.TTFT)])
@@ -117,7 +136,10 @@ def distserve_page() -> str:
         f"\nIts search of 300 requests, by seed: {spread}. 1.5625 means that 1.5625 held and 1.71875 did not, once.\n\n"
     )
     return (
-        table(["OPT-13B, prefill TP2 + decode TP1", "published", "simulated", "error", "fitted on"], rows)
+        table(
+            ["OPT-13B, prefill TP2 + decode TP1, A100", "measured or published", "simulated", "error", "fitted on"],
+            rows,
+        )
         + text
         + draw("distserve", plots)
     )
@@ -239,7 +261,9 @@ def paper_page() -> str:
 
 def main(quick: bool) -> None:
     PLOTS.mkdir(exist_ok=True)
-    sizing = "Left out by --quick.\n" if quick else splitwise_sizing()
+    if not quick:
+        SIZING.write_text(splitwise_sizing(), encoding="utf-8")
+    sizing = SIZING.read_text(encoding="utf-8")
     page = (
         (HERE / "sim_truth_page.md")
         .read_text(encoding="utf-8")

@@ -77,29 +77,42 @@ DESIGN = Design(
 
 
 @cache
-def lengths() -> tuple[np.ndarray, np.ndarray]:
-    """Prompts and answers of its testbed's draw from ShareGPT."""
+def testbed() -> Requests:
+    """What its real system was asked: 300 requests of ShareGPT, here at 6 requests/s."""
     with (DATA / "distserve_sharegpt_lengths.csv").open(encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
     isl, osl = (np.array([int(row[name]) for row in rows]) for name in ("input_tokens", "output_tokens"))
-    return isl, osl
+    return Requests(np.array([float(row["arrival_s"]) for row in rows]), isl, osl, name="ShareGPT")
 
 
 def run(per_gpu: float, count: int, seed: int, kv_tokens: int) -> Measurements:
     """Poisson arrivals at `per_gpu` requests/s and GPU, lengths drawn again; prompts that wait go in one step."""
-    draw = np.random.default_rng(seed)
-    isl, osl = lengths()
-    rows = draw.integers(0, len(isl), count)
+    draw, asked = np.random.default_rng(seed), testbed()
+    rows = draw.integers(0, len(asked), count)
     gaps = draw.exponential(1 / (GPUS * per_gpu), count)
-    requests = Requests(np.cumsum(gaps), isl[rows], osl[rows], name="ShareGPT")
+    requests = Requests(np.cumsum(gaps), asked.isl[rows], asked.osl[rows], name="ShareGPT")
     return simulate(DESIGN, requests, PERF, policy=Policy(chunked=False, kv_blocks=kv_tokens // 16))
 
 
-def percentiles(found: Measurements) -> tuple[float, float]:
-    """p90 of TTFT as prefill shows it, and of the time per token from there on (its definition)."""
+def replayed(rate: float) -> tuple[float, float]:
+    """Mean TTFT and TPOT (s) of its testbed's requests at `rate` requests/s: the same arrivals, stretched, as it did."""
+    pace = rate / float(PROFILE["testbed"]["arrivals_requests_per_second"])
+    policy = Policy(chunked=False, kv_blocks=PROFILE["kv_tokens_tp1"] // 16)
+    ttft, tpot = latencies(simulate(DESIGN, testbed().faster(pace), PERF, policy=policy))
+    return float(ttft.mean()), float(np.nanmean(tpot))
+
+
+def latencies(found: Measurements) -> tuple[Any, Any]:
+    """TTFT as prefill shows it, and time per token from there on (its definition), of each request."""
     requests = found.requests
-    tpot = (requests.e2e - requests.ttft_prefill) / np.where(requests.osl > 1, requests.osl - 1.0, np.nan)
-    return float(np.quantile(requests.ttft_prefill, 0.9)), float(np.nanquantile(tpot, 0.9))
+    steps = np.where(requests.osl > 1, requests.osl - 1.0, np.nan)
+    return requests.ttft_prefill, (requests.e2e - requests.ttft_prefill) / steps
+
+
+def percentiles(found: Measurements) -> tuple[float, float]:
+    """p90 of both."""
+    ttft, tpot = latencies(found)
+    return float(np.quantile(ttft, 0.9)), float(np.nanquantile(tpot, 0.9))
 
 
 def holds(per_gpu: float, count: int, seed: int, kv_tokens: int) -> bool:
