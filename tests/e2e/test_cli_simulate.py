@@ -244,3 +244,16 @@ def test_help_names_the_forms_of_faults() -> None:
         "prefill to decode",
     ):
         assert part in told
+
+
+def test_a_plan_is_verified(tmp_path: Path) -> None:
+    pins = ("--prefill", "L40S", "--decode", "L40S", "--prefill-tp", "1", "--decode-tp", "1")
+    asked = ("--model", "Llama-3.1-8B", "--workload", "fixed:1000x100", "--rate", "10", *SLO, "--prices", "aws", *pins)
+    done = diptych("plan", *asked, "--verify", "--out", str(tmp_path / "conv"))
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "conv/plan.json").read_text())["verification"]
+    assert told["kept"] + told["corrected"] + told["dropped"] == len(told["finalists"]) > 0
+    assert "Simulated" in done.stdout
+    assert "plan / seen" in done.stdout
+    assert "--verify" in json.loads((tmp_path / "conv/inputs.json").read_text())["command"]
+    assert set(told["finalists"][0]["predicted"]) == set(told["finalists"][0]["simulated"]) == {"ttft", "tpot", "e2e"}
