@@ -154,8 +154,7 @@ class Operations:
                 gateway.expire(request, now)
         for key in [key for key in leases.held if key not in gateway.live]:
             leases.end(key, leases.held[key].epoch)
-        moving = any(request.state in (State.OFFERED, State.MOVING) for request in gateway.live.values())
-        if moving or self.more or self.pending:
+        if self.more or self.pending or len(gateway.live) > len(gateway.held):
             self.clock.at(now + ps(self.cluster.policy.heartbeat), FAULT, self._sweep)
 
     def _stuck(self, request: Request, now: int, limit: int) -> bool:
