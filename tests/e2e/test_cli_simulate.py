@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -233,6 +235,23 @@ def test_a_sweep_is_resumed_and_its_file_is_the_same(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "part.jsonl").read_text() == whole
     assert json.loads(again.stdout)["points"] == 8
+
+
+def test_an_interrupted_sweep_keeps_what_is_done(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        SWEEP.replace("requests: 100", "requests: 20000").replace("[0, 1]", "[0, 1, 2, 3]")
+    )
+    words = [sys.executable, "-m", "diptych", "sweep", "s.yaml", "--out", "s.jsonl", "--jobs", "1"]
+    running = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not ((tmp_path / "s.jsonl").exists() and (tmp_path / "s.jsonl").stat().st_size):
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    out, told = running.communicate(timeout=60)
+    assert running.returncode == 130, out + told
+    assert "the same command goes on" in told
+    assert "Traceback" not in told
+    assert 1 <= len((tmp_path / "s.jsonl").read_text().splitlines()) < 16
 
 
 def test_help_names_the_forms_of_faults() -> None:

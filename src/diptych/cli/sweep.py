@@ -54,8 +54,12 @@ def sweep(
     with progress("checking", as_json) as update:
         points = read_points(file)
     where = f"Ray at {ray}" if ray else f"{jobs or cores()} processes"
-    with progress(f"{len(points):,} points, {where}", as_json) as update:
-        rows = run_sweep(points, out_file, jobs=jobs, ray=ray, progress=update)
+    try:
+        with progress(f"{len(points):,} points, {where}", as_json) as update:
+            rows = run_sweep(points, out_file, jobs=jobs, ray=ray, progress=update)
+    except KeyboardInterrupt:
+        err.print(f"interrupted; finished points are in {out_file}, the same command goes on", markup=False)
+        raise typer.Exit(130) from None
     if as_json:
         print_json(sweep_json(rows))
     else:

@@ -310,9 +310,10 @@ def _link(judged: Judged) -> Chart:
     moved = np.maximum(np.diff(series.values["kv_bytes_moved"], prepend=0.0), 0.0)
     step = np.maximum(np.diff(series.time, prepend=series.time[:1] - 1.0), 1e-9)
     lines = {"link": moved / step / capacity}
-    caption = f"KV handed over, as a share of {capacity / 1e9:.3g} GB/s: the narrower side's ports together."
+    ports = f"{capacity / 1e9:.3g} GB/s, the narrower side's ports together"
+    caption = f"KV put on the link, as a share of {ports}. Above 100 % it queues."
     return _over_time(
-        "link", "Link use", caption, series.time, lines, "of the ports", {"link": ROLE_COLOURS["link"]}, ".0%"
+        "link", "Link use", caption, series.time, lines, "of the ports", {"link": ROLE_COLOURS["link"]}, ".2~p"
     )
 
 
