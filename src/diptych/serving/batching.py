@@ -226,7 +226,9 @@ class Batch(Generic[S]):
         """Evict idle cached blocks that live ones have grown into. Called before anything shrinks, so that no peak is missed."""
         pool = self.pool
         if pool.cache is not None and pool.cache.idle:
-            pool.evicted.extend(pool.cache.evict((pool.capacity - pool.held - self.growing(steps)) // pool.per_hash))
+            gone = pool.cache.evict((pool.capacity - pool.held - self.growing(steps)) // pool.per_hash)
+            if pool.reports:
+                pool.evicted.extend(gone)
 
     # --- one step ---------------------------------------------------------------------------------------------------
 

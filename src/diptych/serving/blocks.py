@@ -27,7 +27,7 @@ class BlockPool:
     With `hash_tokens` prompts carry a hash per that many tokens (a multiple of `size`), and prefixes are cached by them.
     """
 
-    __slots__ = ("cache", "capacity", "evicted", "hash_tokens", "held", "per_hash", "size")
+    __slots__ = ("cache", "capacity", "evicted", "hash_tokens", "held", "per_hash", "reports", "size")
 
     def __init__(self, capacity: int, size: int = 16, *, hash_tokens: int = 0) -> None:
         assert hash_tokens % size == 0, f"hashes of {hash_tokens} tokens over blocks of {size}"
@@ -35,7 +35,8 @@ class BlockPool:
         self.hash_tokens = hash_tokens
         self.per_hash = hash_tokens // size  # blocks
         self.cache = PrefixCache() if hash_tokens else None
-        self.evicted: list[Any] = []  # hashes that left the cache, for whoever moves them to another tier
+        self.reports = False  # whether somebody takes what is evicted to another tier
+        self.evicted: list[Any] = []  # hashes that left the cache since he looked
 
 
 class PrefixCache:

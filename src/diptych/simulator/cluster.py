@@ -117,7 +117,8 @@ class Cluster:
         table = step_table(self.perf, worker, batch.budget)
         made = VirtualWorker(len(self.stations), worker, batch, pool, table, self.clock, self.done, self.skip)
         out, into = self._ports(made, worker)
-        residency = self._below(token, policy)
+        residency = self._below(token, role)
+        pool.reports = residency is not None
         tiers = policy.tiers if residency else ()
         station = Station(made, role, member, out, into, residency, tiers, [0] * len(tiers), since=now)
         self.stations.append(station)
@@ -148,9 +149,11 @@ class Cluster:
         capacity = port_bandwidth(worker, link, 0.0) if link else 0
         return Port(f"{made.index:05d} out", capacity), Port(f"{made.index:05d} in", capacity)
 
-    def _below(self, token: float, policy: Policy) -> Residency | None:
-        """The tiers under a worker, in hashed blocks."""
-        if not (self.hash_tokens and policy.tiers):
+    def _below(self, token: float, role: Role) -> Residency | None:
+        """The tiers under a worker that computes prompts, in hashed blocks."""
+        policy, boundary = self.policy, self.boundary
+        computes = role is not Role.DECODE or (boundary and boundary.placement is Placement.CONDITIONAL)
+        if not (self.hash_tokens and policy.tiers and computes):
             return None
         size = token * self.hash_tokens
         return Residency([int(tier.capacity / size) for tier in policy.tiers], policy.retention)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diptych.design.axes import Role
-from diptych.design.boundary import Codec, Overlap, Ownership, Placement
+from diptych.design.boundary import Codec, Ownership, Placement
 from diptych.metrics.record import Outcome
 from diptych.serving.effects import Effect
 from diptych.serving.fallback import Way
@@ -18,6 +18,8 @@ from diptych.simulator.clock import MESSAGE, ps
 from diptych.simulator.cluster import Cluster
 from diptych.simulator.outlook import PredictedOutlook
 from diptych.simulator.request import Request
+from diptych.simulator.tiering import Tiering
+from diptych.simulator.wire import Wire
 from diptych.simulator.worker import VirtualWorker
 
 # Members looked up once: a class attribute of an enum is slow to reach.
@@ -48,12 +50,13 @@ class Gateway:
         self.detection, self.round_trip = max(ps(policy.detection), 1), max(ps(policy.round_trip), 1)
         self.leases = Leases(ps(policy.lease))
         self.local_below = boundary.local_below if boundary and boundary.placement is Placement.CONDITIONAL else 0
-        self.layerwise = boundary is not None and boundary.overlap is Overlap.LAYERWISE
         form = boundary.representation if boundary else None
         self.converts = form is not None and form.codec is not Codec.RAW  # somewhere
         self.judges = policy.admission is not None
         self.pulls = boundary is not None and boundary.ownership is Ownership.PULL
         self.longest = self._longest()
+        self.tiering = Tiering(cluster)
+        self.wire = Wire(cluster, self._arrived)
         self.moves = self._bind()
 
     def _bind(self) -> Any:
@@ -63,8 +66,8 @@ class Gateway:
         carry: list[Any] = [None] * len(Effect)
         carry[Effect.PREFILL] = self._prefill
         carry[Effect.ASK_ROOM] = self._ask_later if self.pulls else self._ask_room
-        carry[Effect.START_TRANSFER] = self._start_transfer
-        carry[Effect.STOP_TRANSFER] = self._stop_transfer
+        carry[Effect.START_TRANSFER] = self.wire.start
+        carry[Effect.STOP_TRANSFER] = self.wire.stop
         carry[Effect.COMMIT] = self._commit
         carry[Effect.ACKNOWLEDGE] = None
         carry[Effect.FREE_SOURCE] = self._free_source
@@ -132,7 +135,7 @@ class Gateway:
             self.refuse(request, Outcome.REJECTED, now)
             return
         worker.load += request.prompt
-        self._queue(request, worker, now)
+        self.tiering.queue(request, worker, now)
 
     def _another_way(
         self, request: Request, source: VirtualWorker | None, target: VirtualWorker | None, now: int
@@ -158,57 +161,6 @@ class Gateway:
         assert self.policy.admission is not None
         return PredictedOutlook(self.cluster, request, now).admitted(self.policy.admission)
 
-    def _queue(self, request: Request, worker: VirtualWorker, now: int) -> None:
-        """Into a worker's queue, after what its lower tiers hold of the prompt is fetched if that is faster than computing it."""
-        if request.blocks:
-            station = self.cluster.stations[worker.index]
-            if station.residency is not None:
-                ready = self.fetch(request, worker, now)
-                if ready > now:
-                    self.clock.at(ready, MESSAGE, self._fetched, (request, request.epoch, worker))
-                    return
-        worker.take(request, now)
-
-    def fetch(self, request: Request, worker: VirtualWorker, now: int) -> int:
-        """Promote a prompt's blocks from lower tiers; when they are here, or `now` when computing them is no slower."""
-        station, cache = self.cluster.stations[worker.index], worker.pool.cache
-        assert station.residency is not None
-        assert cache is not None
-        self.demote(worker, now)
-        here = cache.match(request.blocks)
-        below = request.blocks[here : request.prompt // worker.pool.hash_tokens]
-        places = station.residency.locate(below)
-        if not places:
-            return now
-        tokens = len(places) * worker.pool.hash_tokens
-        past = here * worker.pool.hash_tokens
-        compute = worker.table.prompt_ps(
-            min(tokens, worker.rules.budget), min(tokens, worker.rules.budget) * (2 * past + tokens)
-        )
-        compute = compute * tokens // min(tokens, worker.rules.budget)
-        free = list(station.tier_free)
-        ready = max(self.cluster.tier_ps(station, tier, places.count(tier), now) for tier in sorted(set(places)))
-        if ready - now >= compute:
-            station.tier_free[:] = free
-            return now
-        station.residency.promote(below[: len(places)])
-        cache.keep(below[: len(places)])
-        self.demote(worker, now)
-        return ready
-
-    def demote(self, worker: VirtualWorker, now: int) -> None:
-        """Blocks that device memory gave up go to the tiers below."""
-        pool, station = worker.pool, self.cluster.stations[worker.index]
-        worker.settle_at(now)
-        if pool.evicted and station.residency is not None:
-            station.residency.demote(pool.evicted)
-        pool.evicted.clear()
-
-    def _fetched(self, now: int, about: tuple[Request, int, VirtualWorker]) -> None:
-        request, epoch, worker = about
-        if request.epoch == epoch:
-            worker.take(request, now)
-
     # --- the handoff ------------------------------------------------------------------------------------------------
 
     def on(self, request: Request, event: Event, now: int) -> None:
@@ -224,7 +176,7 @@ class Gateway:
         if not source.up:
             return  # its loss is about to be told to this request too
         if request.blocks:
-            self._queue(request, source, now)
+            self.tiering.queue(request, source, now)
         else:
             source.take(request, now)
 
@@ -248,67 +200,8 @@ class Gateway:
         elif request not in request.target.asking:  # a target chosen meanwhile was asked then
             self._ask_room(request, now)
 
-    def _start_transfer(self, request: Request, now: int) -> None:
-        route, crossing = self.cluster.between(request.source, request.target)
-        tokens = self._missing(request)
-        if tokens >= len(crossing.bytes):
-            crossing.grow(tokens)
-        size, fixed = crossing.bytes[tokens], crossing.fixed[tokens]
-        if request.sent:
-            size -= request.sent
-            fixed = crossing.fixed[max(1, tokens * size // crossing.bytes[tokens])]
-            request.flights += 1
-        self.cluster.network.send(route, size, fixed, request, now)
-
-    @staticmethod
-    def _missing(request: Request) -> int:
-        """Prompt tokens that the target does not hold."""
-        shared = request.room[1]
-        return request.todo - len(shared) * request.target.pool.hash_tokens if shared else request.todo
-
-    def stream(self, request: Request, tokens: int, now: int, took: int) -> None:
-        """A chunk of a prompt is being computed: what of it can leave before the prompt is done, and when.
-
-        Layer by layer, all but the last layer's share leaves from the end of the first layer on; else the chunk leaves whole
-        when it is computed, unless it is the last.
-        """
-        if request.state is not ROOMY:
-            return
-        crossing = self.cluster.between(request.source, request.target)[1]
-        total = self._missing(request)
-        if total >= len(crossing.bytes):
-            crossing.grow(total)
-        share = crossing.bytes[total] * tokens // request.todo
-        layers = request.source.member.model.num_layers
-        last = request.computed + tokens >= request.todo
-        if self.layerwise:
-            self._part(request, share * (layers - 1) // layers, now + took // layers)
-        elif not last:
-            self._part(request, share, now + took)
-
-    def _part(self, request: Request, size: int, start: int) -> None:
-        if size > 0:
-            self.clock.at(start, MESSAGE, self._send_part, (request, request.epoch, size))
-
-    def _send_part(self, now: int, about: tuple[Request, int, int]) -> None:
-        request, epoch, size = about
-        if request.epoch != epoch or request.state is not ROOMY:
-            return
-        request.sent += size
-        request.flights += 1
-        route, crossing = self.cluster.between(request.source, request.target)
-        fixed = crossing.fixed[max(1, request.todo * size // crossing.bytes[self._missing(request)])]
-        self.cluster.network.send(route, size, fixed, request, now)
-
-    def _stop_transfer(self, request: Request, now: int) -> None:
-        self.cluster.network.stop(self.cluster.between(request.source, request.target)[0], request, now)
-
-    def arrived(self, request: Request, now: int) -> None:
-        """A transfer, or a part of one, is complete."""
-        if request.flights:
-            request.flights -= 1
-            if request.flights or request.state is ROOMY:
-                return
+    def _arrived(self, request: Request, now: int) -> None:
+        """All of a request's KV is there."""
         self.on(request, ARRIVED, now)
 
     def _commit(self, request: Request, now: int) -> None:
@@ -437,7 +330,7 @@ class Gateway:
         """The handoff is over and its KV with it."""
         source, target = request.source, request.target
         if request.flights:
-            self._stop_transfer(request, now)
+            self.wire.stop(request, now)
         if source.up and request.stage != HANDING_OFF:
             source.load -= request.prompt
         if target is not None:
@@ -467,7 +360,7 @@ class Gateway:
     def _choose_later(self, request: Request, now: int) -> None:
         """The target died and the source still has the KV: another target, once the gateway has noticed."""
         if request.flights:
-            self._stop_transfer(request, now)
+            self.wire.stop(request, now)
         request.target = request.room = None
         request.sent = request.flights = 0
         self.clock.at(now + self.detection, MESSAGE, self._choose, (request, request.epoch))

@@ -97,7 +97,7 @@ class Run:
         )
         self.gateway = Gateway(self.cluster, self.recorder.rows.append)
         fabric = None if policy.fabric is None else Port("fabric", int(policy.fabric))
-        self.cluster.network = Network(self.cluster.clock, self.gateway.arrived, fabric)
+        self.cluster.network = Network(self.cluster.clock, self.gateway.wire.arrived, fabric)
         for worker in self.cluster.serving():
             worker.done = self.gateway.done
         self.cluster.done = self.gateway.done
@@ -109,7 +109,7 @@ class Run:
         self.gateway.done(worker, now)
 
     def _stream(self, request: Request, tokens: int, now: int, took: int) -> None:
-        self.gateway.stream(request, tokens, now, took)
+        self.gateway.wire.stream(request, tokens, now, took)
 
     def open_loop(self, progress: Callable[[Progress], None] | None) -> None:
         """Requests enter when they arrive."""

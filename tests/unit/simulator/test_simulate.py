@@ -11,20 +11,20 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "laws"))
 
-from sim_worlds import HASH_TOKENS, PERF, apart, boundary, colocated, poisson, worker  # noqa: E402
+from sim_worlds import HASH_TOKENS, PERF, apart, boundary, colocated, poisson, worker
 
-from diptych.catalog.dtype import Dtype  # noqa: E402
-from diptych.catalog.memory import MemoryTier, TierKind  # noqa: E402
-from diptych.design.boundary import Codec, Overlap, Ownership, Representation, Side  # noqa: E402
-from diptych.metrics.measurements import RequestColumns  # noqa: E402
-from diptych.metrics.record import Outcome  # noqa: E402
-from diptych.serving.admission import Admission  # noqa: E402
-from diptych.serving.fallback import Fallback  # noqa: E402
-from diptych.simulator.demand import Requests, drawn  # noqa: E402
-from diptych.simulator.faults import parse_changes  # noqa: E402
-from diptych.simulator.policy import Policy  # noqa: E402
-from diptych.simulator.simulate import Progress, simulate  # noqa: E402
-from diptych.workload.lengths import Lengths  # noqa: E402
+from diptych.catalog.dtype import Dtype
+from diptych.catalog.memory import MemoryTier, TierKind
+from diptych.design.boundary import Codec, Overlap, Ownership, Representation, Side
+from diptych.metrics.measurements import RequestColumns
+from diptych.metrics.record import Outcome
+from diptych.serving.admission import Admission
+from diptych.serving.fallback import Fallback
+from diptych.simulator.demand import Requests, drawn
+from diptych.simulator.faults import parse_changes
+from diptych.simulator.policy import Policy
+from diptych.simulator.simulate import Progress, simulate
+from diptych.workload.lengths import Lengths
 
 SLOW = 2e9  # bytes/s: a 400-token prompt of the toy model crosses in 32 ms
 
