@@ -61,6 +61,7 @@ def test_code_wants_more_prefill_than_conversation(model: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("trace", ["code", "conv"])
 def test_pool_sizing(compare, trace: str) -> None:
     """The whole search: where the best splits lie, and in which order the designs come.
