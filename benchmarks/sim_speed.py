@@ -27,7 +27,7 @@ from pathlib import Path
 HOT = (
     "serving/request", "serving/blocks", "serving/batching", "serving/handoff", "serving/effects", "serving/router",
     "simulator/clock", "simulator/request", "simulator/worker", "simulator/network", "simulator/gateway", "simulator/tables",
-    "simulator/crossing", "simulator/cluster", "simulator/recorder",
+    "simulator/crossing", "simulator/cluster", "simulator/recorder", "simulator/wire", "simulator/tiering",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 
