@@ -9,9 +9,12 @@ import traceback
 import typer
 
 from diptych.cli import catalog
+from diptych.cli.compare import compare
 from diptych.cli.explain import explain
 from diptych.cli.output import err, report_error
 from diptych.cli.plan import plan
+from diptych.cli.simulate import simulate
+from diptych.cli.sweep import sweep
 from diptych.cli.validate import validate
 from diptych.cli.workload import workload
 from diptych.errors import DiptychError
@@ -25,6 +28,9 @@ app = typer.Typer(
 )
 app.command()(plan)
 app.command()(explain)
+app.command()(simulate)
+app.command()(compare)
+app.command()(sweep)
 app.command()(workload)
 app.add_typer(catalog.app, name="catalog")
 app.command()(validate)

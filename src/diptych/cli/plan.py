@@ -121,6 +121,12 @@ def plan(
     decode_residency: Annotated[Words, D["residency"]] = None,
     decode_max_batch: Annotated[Count, D["max_batch"]] = None,
     decode_max_batched_tokens: Annotated[Count, D["max_batched_tokens"]] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Simulate the finalists, correct the plan by what is seen.", rich_help_panel=ASKED
+        ),
+    ] = False,
     out_folder: Annotated[
         Words, _option(GIVEN, "Write plan.json, report.html and tables to this folder.", "DIR", "--out")
     ] = None,
@@ -160,7 +166,7 @@ def _ask(request: Request, perf: PerfModel, update: Any) -> Plan:
     return make_plan(
         request.model, request.workload, request.slo, catalog=request.catalog, prices=request.prices, rate=request.rate,
         budget=request.budget, inventory=request.inventory, pins=request.pins, quality=request.quality, perf=perf,
-        progress=update,
+        progress=update, verify=request.verify,
     )  # fmt: skip
 
 

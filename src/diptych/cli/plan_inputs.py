@@ -18,6 +18,7 @@ from diptych.errors import Finding, InvalidInput, did_you_mean
 from diptych.metrics.slo import SLO
 from diptych.perf.model import PerfModel
 from diptych.planner.ask import Pins, ask
+from diptych.planner.demand import Asked, Demand, demand
 from diptych.report.folder import refusal
 from diptych.units import parse_count, parse_usd_per_hour
 from diptych.workload.formats import parse_columns
@@ -54,6 +55,7 @@ class Request:
     out: Path | None
     command: str
     inputs: Mapping[str, Any]
+    verify: Demand | None = None
 
 
 class Reader:
@@ -138,8 +140,14 @@ def read_request(
     assert slo is not None
     return Request(
         model, workload, slo, catalog, given.get("prices"), rate, budget, inventory, pins, quality, out,
-        command_line(given), recorded(given),
+        command_line(given), recorded(given), _demand(given, reader) if given.get("verify") else None,
     )  # fmt: skip
+
+
+def _demand(given: Mapping[str, Any], reader: Reader) -> Demand:
+    """The workload request by request, at some rate: simulations stretch it to that of each finalist."""
+    share = reader.value("prefix_hit", parse_share)
+    return demand(str(given["workload"]), Asked(base=1.0, requests=None, prefix_hit=share), None, reader.progress)
 
 
 _SOME = Workload("placeholder", Lengths.fixed(1000, 100), Arrivals(1.0))
@@ -305,9 +313,9 @@ def _parallelism(reader: Reader, role: str) -> str | None:
     return base or " ".join(f"{name}{size}" for name, size in sizes.items()) or None
 
 
-def command_line(given: Mapping[str, Any]) -> str:
-    """The command that asks the same question again, quoted for a shell."""
-    words = ["diptych", "plan"]
+def command_line(given: Mapping[str, Any], *verb: str) -> str:
+    """The command that asks the same question again, quoted for a shell; `verb` is the command with its arguments."""
+    words = ["diptych", *(shlex.quote(word) for word in verb or ("plan",))]
     for name, value in asked(given).items():
         for item in value if isinstance(value, list) else [value]:
             words += [flag(name)] if item is True else [flag(name), shlex.quote(str(item))]

@@ -313,6 +313,73 @@ class WorkloadSummary:
     isl_histogram: tuple[tuple[float, float, float], ...] = ()
 
 
+class Fate(StrEnum):
+    """What came of a finalist in simulation."""
+
+    KEPT = "kept"
+    CORRECTED = "corrected"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of a latency over requests (s)."""
+
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseChecked:
+    """One objective (s): its statistic predicted (None where the plan keeps no such one) and simulated, the share of requests
+    within the limit, whether it holds."""
+
+    objective: str
+    predicted: float | None
+    simulated: float | None
+    share: float
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A finalist, simulated: predictions beside what was seen, of the fleet as it was kept (or dropped).
+
+    `planned` is its label before any correction, `reason` what was missed and what was done about it, `goodput` and `attainment`
+    what the workload saw at the planned rate, `told` what limits the simulation.
+    """
+
+    planned: str
+    label: str
+    fate: Fate
+    reason: str
+    simulations: int
+    planned_usd_per_hour: float
+    usd_per_hour: float
+    goodput: float
+    attainment: float
+    promises: tuple[PromiseChecked, ...]
+    predicted: Mapping[str, Percentiles]
+    simulated: Mapping[str, Percentiles]
+    told: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The finalists in simulation, in the order in which they were tried, each under `requests` of the workload's."""
+
+    workload: str
+    requests: int
+    workload_requests: int
+    seed: int
+    simulations: int
+    kept: int
+    corrected: int
+    dropped: int
+    finalists: tuple[Checked, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """The inputs a plan answers, so that it can be asked again."""
@@ -346,6 +413,7 @@ class Plan:
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
     versions: Mapping[str, str]
+    verification: Verification | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """This plan as JSON-ready values; the shape is `json_schema()`."""

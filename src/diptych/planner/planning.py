@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 
 import numpy as np
@@ -16,6 +16,7 @@ from diptych.catalog.offer import PriceBook
 from diptych.design.axes import Parallelism, Precision, Role, Worker
 from diptych.design.boundary import Placement
 from diptych.design.constraints import Setting
+from diptych.errors import NoFeasibleDesign
 from diptych.metrics.slo import SLO
 from diptych.perf.model import PerfModel
 from diptych.perf.roofline import default_perf
@@ -26,6 +27,7 @@ from diptych.planner.boundaries import Boundaries
 from diptych.planner.budget import most_goodput
 from diptych.planner.checklist import checklist
 from diptych.planner.conditional import conditional_options
+from diptych.planner.demand import Demand
 from diptych.planner.enumerate import RoleSpace, role_spaces, setting_of
 from diptych.planner.meeting import Sized
 from diptych.planner.mixed import Columns
@@ -36,6 +38,7 @@ from diptych.planner.search import Found, Pooled, Tables, search
 from diptych.planner.sensitivity import Finalists, sensitivity
 from diptych.planner.space import space_of
 from diptych.planner.verdict import answer_of, preference, ruling, simplest_equal, verdict, why_not
+from diptych.planner.verify import Checking, verified_fleets, verified_option
 from diptych.units import format_bytes
 from diptych.workload.load import load_workload
 from diptych.workload.workload import Workload
@@ -92,12 +95,14 @@ def plan(
     quality: str = "8bit",
     perf: PerfModel | None = None,
     progress: Progress | None = None,
+    verify: Demand | None = None,
 ) -> Plan:
     """The cheapest fleet that holds `slo` for `workload`, heterogeneous or not, with the reasons.
 
     Exactly one of `rate` (requests/s; the workload's own by default), `budget` (USD/h) and `inventory` (accelerators owned by
     name) sets the goal. `workload` may be what `load_workload` takes: a file, a bundled trace, 'preset:chat'. `pins` fix any
-    axis, `quality` is the narrowest weights allowed (native, 8bit, any). `progress` is called with (done, total, note).
+    axis, `quality` is the narrowest weights allowed (native, 8bit, any). `progress` is called with (done, total, note). With
+    `verify` the finalists are simulated under that demand and corrected by what is seen.
 
     Raises:
         InvalidInput: every mistake in the inputs at once.
@@ -109,7 +114,7 @@ def plan(
         model, workload, slo, catalog=catalog or Catalog.load(), perf=perf or default_perf(), prices=prices, rate=rate,
         budget=budget, inventory=inventory, pins=pins, quality=quality,
     )  # fmt: skip
-    return answer(Search.of(question), progress)
+    return answer(Search.of(question), progress, verify)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,23 +132,70 @@ class Outcome:
         return min(able, key=lambda o: preference(question.goal, o))
 
 
-def answer(searching: Search, progress: Progress | None = None) -> Plan:
-    """The plan for a prepared search."""
+def answer(searching: Search, progress: Progress | None = None, verify: Demand | None = None) -> Plan:
+    """The plan for a prepared search; its finalists are simulated under `verify`."""
     question = searching.ask
     goals = {Goal.RATE: _for_rate, Goal.BUDGET: _for_budget, Goal.INVENTORY: _for_inventory}
     outcome = goals[question.goal](searching, progress)
-    if not any(o is not None and _eligible(question, o) for o in outcome.baselines.values()):
+    if not _answers(question, outcome):
         raise refuse(question, searching.spaces, searching.tables, outcome.rate)
-    return assemble(searching, outcome)
+    if verify is None:
+        return assemble(searching, outcome)
+    checking = Checking(question, verify, progress=progress)
+    outcome = _verified(searching, outcome, checking)
+    if not _answers(question, outcome):
+        raise _all_dropped(checking)
+    return replace(assemble(searching, outcome), verification=checking.verification())
+
+
+def _answers(question: Ask, outcome: Outcome) -> bool:
+    return any(o is not None and _eligible(question, o) for o in outcome.baselines.values())
+
+
+def _all_dropped(checking: Checking) -> NoFeasibleDesign:
+    """No finalist held the SLO when it was simulated."""
+    last = min(checking.checked, key=lambda checked: -checked.attainment)
+    return NoFeasibleDesign(
+        f"none of {len(checking.checked)} finalists held the SLO in simulation",
+        nearest=f"the nearest, {last.planned}: {last.reason}",
+    )
+
+
+def _verified(searching: Search, outcome: Outcome, checking: Checking) -> Outcome:
+    """The outcome with its finalists simulated: fleets resized for a rate, goodput corrected for a budget or an inventory."""
+    question = searching.ask
+    if question.goal is Goal.RATE:
+        found = verified_fleets(checking, outcome.found, outcome.rate, RUNNERS_UP + 1)
+        again = _of_found(searching, found, outcome.rate)
+        split = [o for o in again.options if o.placement is Placement.CONDITIONAL]
+        return _without(again, {id(o) for o in split if verified_option(checking, o, slower=False) is None})
+    known = {id(o): verified_option(checking, o) for o in outcome.baselines.values() if o is not None}
+    baselines = {kind: known[id(o)] if o is not None else None for kind, o in outcome.baselines.items()}
+    return replace(outcome, baselines=baselines, options=[o for o in baselines.values() if o is not None])
+
+
+def _without(outcome: Outcome, dropped: set[int]) -> Outcome:
+    """The outcome without some of its options."""
+    kept = [o for o in outcome.options if id(o) not in dropped]
+    baselines: dict[Answer, Option | None] = {
+        kind: o if o is None or id(o) not in dropped else next((k for k in kept if answer_of(k) is kind), None)
+        for kind, o in outcome.baselines.items()
+    }
+    return replace(outcome, baselines=baselines, options=kept)
 
 
 def _for_rate(searching: Search, progress: Progress | None) -> Outcome:
+    rate = searching.ask.rate
+    assert rate is not None
+    return _of_found(searching, searching.at(rate, progress=progress), rate)
+
+
+def _of_found(searching: Search, found: Found, rate: float) -> Outcome:
+    """What a search at a rate came to."""
     question = searching.ask
-    assert question.rate is not None
-    found = searching.at(question.rate, progress=progress)
-    shown = _shown(question, found, question.rate)
-    baselines = _baselines(question, found, question.rate, shown)
-    split = conditional_options(question, searching.tables.load, found, question.rate)
+    shown = _shown(question, found, rate)
+    baselines = _baselines(question, found, rate, shown)
+    split = conditional_options(question, searching.tables.load, found, rate)
     for other in split if question.placement in (None, Placement.CONDITIONAL) else ():
         kind = answer_of(other)
         present = baselines[kind]
@@ -151,7 +203,7 @@ def _for_rate(searching: Search, progress: Progress | None) -> Outcome:
             baselines[kind] = other
     options = sorted([*shown.values(), *split], key=lambda o: preference(Goal.RATE, o))
     baselines = {kind: simplest_equal(held, options) for kind, held in baselines.items()}
-    return Outcome(question.rate, baselines, options, found)
+    return Outcome(rate, baselines, options, found)
 
 
 def _for_budget(searching: Search, progress: Progress | None) -> Outcome:

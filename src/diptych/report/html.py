@@ -20,6 +20,7 @@ from diptych.report.chart_pareto import pareto_charts
 from diptych.report.chart_question import question_charts
 from diptych.report.chart_rules import rule_chart
 from diptych.report.charts import CONFIG, Chart
+from diptych.report.verified import counted, verified_rows
 from diptych.units import format_bandwidth, format_bytes, format_seconds, format_usd
 
 _PACKAGE = files("diptych.report")
@@ -50,17 +51,17 @@ class Row:
 
 def render(plan: Plan, command: str = "") -> str:
     """The whole page. `command` is the line that makes the same plan again, shown and offered for copying."""
-    scripts, style = _scripts(), _asset("assets/report.css")
+    code, style = scripts(), asset("assets/report.css")
     groups = _charts(plan)
     return (
-        _environment()
+        environment()
         .get_template("report.html.j2")
         .render(
             plan=plan,
             command=command,
-            policy=content_policy(scripts, style),
+            policy=content_policy(code, style),
             style=Markup(style),  # noqa: S704 our own file, by its hash in the policy
-            scripts=[Markup(script) for script in scripts],  # noqa: S704 likewise
+            scripts=[Markup(script) for script in code],  # noqa: S704 likewise
             plan_json=embedded_json(plan.to_dict()),
             charts_json=embedded_json(_specs(groups)),
             charts=groups,
@@ -77,6 +78,8 @@ def render(plan: Plan, command: str = "") -> str:
             workload=_workload(plan),
             question=_question(plan),
             axes=words.axes(plan.space),
+            verified=verified_rows(plan.verification) if plan.verification else (),
+            counted=counted(plan.verification) if plan.verification else "",
             marks=_MARKS,
         )
     )
@@ -102,29 +105,31 @@ def _digest(text: str) -> str:
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of the package as text."""
     return _PACKAGE.joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
-def _scripts() -> tuple[str, ...]:
+def scripts() -> tuple[str, ...]:
     """The vendored libraries and our own script, safe inside a script element."""
-    texts = [*(_asset(f"vendor/{name}") for name in _VENDORED), _asset("assets/report.js")]
+    texts = [*(asset(f"vendor/{name}") for name in _VENDORED), asset("assets/report.js")]
     inline = tuple("\n".join(line for line in text.splitlines() if not line.startswith("//#")) for text in texts)
     assert not any("</script" in text or "<!--" in text for text in inline), "a script would end its own element"
     return inline
 
 
 @cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FunctionLoader(lambda name: _asset(f"assets/{name}")),
+def environment() -> Environment:
+    """The templates of `assets`, everything escaped unless marked as safe."""
+    made = Environment(
+        loader=FunctionLoader(lambda name: asset(f"assets/{name}")),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
+    made.filters.update(
         percent=lambda share: _glued(words.percent(share)),
         count=words.count,
         plural=words.plural,
@@ -138,7 +143,7 @@ def _environment() -> Environment:
         usd=words.money,
         seconds=format_seconds,
     )
-    return environment
+    return made
 
 
 def _charts(plan: Plan) -> dict[str, tuple[Chart, ...]]:

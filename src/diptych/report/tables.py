@@ -10,9 +10,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from diptych.planner.plan import Latency, Option, Plan, PoolPlan
+from diptych.planner.plan import Latency, Option, Plan, PoolPlan, Verification
 from diptych.report import story, words
 from diptych.report.terminal_plot import pareto_plot
+from diptych.report.verified import counted, verified_rows
 from diptych.units import format_bandwidth, format_seconds, format_usd
 
 ROLE_STYLES = {"prefill": "blue", "decode": "yellow", "link": "magenta", "colocated": "cyan"}
@@ -27,6 +28,8 @@ def plan_text(plan: Plan, written: Sequence[str] = (), plot: bool = True) -> Gro
         _section("Bill and latency", _numbers(plan)),
         _section(f"Compared: each {story.common(plan)} (latencies p90)", _compared(plan)),
     ]
+    if plan.verification is not None:
+        parts.append(_section("Simulated", _verified(plan.verification)))
     if plot and len(plan.pareto) > 1 and plan.best.usd_per_hour:
         parts.append(_section("USD per million tokens against TPOT p90", Text(pareto_plot(plan))))
     parts += [_warning(advice) for advice in story.warnings(plan)]
@@ -147,6 +150,16 @@ def _add_option(rows: Table, name: str, option: Option, plan: Plan) -> None:
         format_seconds(option.tpot.p90),
         story.gain(plan, option),
     )
+
+
+def _verified(verification: Verification) -> Group:
+    rows = table("finalist", "USD/h", "TTFT p90\nplan / seen", "TPOT p90\nplan / seen", "inside\nthe SLO")
+    found = verified_rows(verification)
+    for row in found:
+        name = Text.assemble(row.label, "\n", (row.fate, "dim"))
+        rows.add_row(name, words.money(row.usd_per_hour), row.ttft, row.tpot, row.inside)
+    told = [Text(words.sentence(row.reason)) for row in found if row.reason]
+    return Group(Text(words.sentence(counted(verification))), Text(), rows, *told)
 
 
 def _warning(advice: story.Advice) -> Group:

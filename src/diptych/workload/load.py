@@ -65,10 +65,10 @@ def with_prefix_hit(workload: Workload, share: float, where: str = "--prefix-hit
 
 
 def _named(spec: str, reading: Reading, say: Say) -> Workload:
-    kind, sign, rest = spec.partition(":")
-    if sign and kind in _FORMS:
+    kind, _, rest = spec.partition(":")
+    if is_described(spec):
         return _FORMS[kind](rest)
-    path, name, table = _resolve(spec, say)
+    path, name, table = locate(spec, say)
     layout = detect(path, name, reading.columns)
     if layout.format == "quantile table":
         return _from_quantiles(path, name, table, layout)
@@ -77,7 +77,13 @@ def _named(spec: str, reading: Reading, say: Say) -> Workload:
     return _from_trace(path, name, reading)
 
 
-def _resolve(spec: str, say: Say) -> tuple[Path, str, str]:
+def is_described(spec: str) -> bool:
+    """Whether `spec` is a preset or a closed form, which no file stands behind."""
+    kind, sign, _ = spec.partition(":")
+    return bool(sign) and kind in _FORMS
+
+
+def locate(spec: str, say: Say | None = None) -> tuple[Path, str, str]:
     """The file of a spec, its name for findings, and the part after '#'. A local file comes before a bundled one."""
     for text, table in ((spec, ""), (*spec.rsplit("#", 1),)) if "#" in spec else ((spec, ""),):
         path, kind = _on_disk(text)
@@ -88,7 +94,7 @@ def _resolve(spec: str, say: Say) -> tuple[Path, str, str]:
         if kind:
             raise InvalidTrace(Finding(text, "a pipe or a device, and a trace is read more than once", "a file"))
         if path.name == text and text in BUNDLED:
-            say(f"{text}: no such file here, the bundled one is used")
+            (say or (lambda _: None))(f"{text}: no such file here, the bundled one is used")
             return DATA / text, text, table
     named = [*BUNDLED, *(f"preset:{name}" for name in PRESETS)]
     hint = did_you_mean(spec, [*named, *_neighbours(Path(spec))])

@@ -26,6 +26,7 @@ from diptych.workload.stage import drop_empty as drop
 
 EXACT_PAIRS = 100_000  # distinct (ISL, OSL) pairs kept as they are; above, cells of 1/64 octave, means kept
 _FLOAT = NDArray[np.float64]
+_INT = NDArray[np.int64]
 _EXACT_BELOW, _CELLS_PER_OCTAVE = 64, 64
 
 
@@ -98,6 +99,21 @@ class Trace:
         columns = self._con.execute(query).fetchnumpy()
         isl, osl = _floats(columns["mean_isl"]), _floats(columns["mean_osl"])
         return Lengths(isl, osl, np.zeros(len(isl)), _floats(columns["n"]) / self.requests)
+
+    def rows(self) -> tuple[_FLOAT | None, _INT, _INT, tuple[tuple[int, ...], ...] | None]:
+        """(arrival, isl, osl, prefix hashes) of every request in order of arrival; None for what the file does not have."""
+        rows = self._con.execute(f"SELECT t, isl, osl FROM request ORDER BY {self._order}").fetchnumpy()  # noqa: S608
+        isl, osl = (np.asarray(rows[name], np.float64).astype(np.int64) for name in ("isl", "osl"))
+        return (
+            _floats(rows["t"]) if self.layout.arrival else None,
+            isl,
+            osl,
+            self._hashes() if self.layout.blocks else None,
+        )
+
+    def _hashes(self) -> tuple[tuple[int, ...], ...]:
+        rows = self._con.execute(f"SELECT blocks FROM request ORDER BY {self._order}").fetchall()  # noqa: S608
+        return tuple(tuple(blocks or ()) for (blocks,) in rows)
 
     def arrivals(self) -> ArrivalStats | None:
         """Burstiness of the arrivals, or None when the file has none or they span no time."""

@@ -1,0 +1,1 @@
+"""The virtual driver: the rules of `serving` carried out in integer picoseconds, with durations from `perf`."""

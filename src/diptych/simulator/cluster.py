@@ -1,0 +1,206 @@
+"""A design made to run: workers with their memory, tables and ports; the routes between them; what each one costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from diptych.catalog.memory import MemoryTier
+from diptych.design.axes import Role, Worker
+from diptych.design.boundary import Overlap, Ownership, Placement, Side
+from diptych.design.design import Design, Member
+from diptych.errors import Finding, InvalidDesign
+from diptych.perf.memory import kv_capacity
+from diptych.perf.model import PerfModel
+from diptych.perf.stepping import stepping
+from diptych.serving.batching import BatchRules
+from diptych.serving.blocks import BlockPool
+from diptych.serving.residency import Residency
+from diptych.simulator.clock import NEVER, PS, Clock, ps
+from diptych.simulator.crossing import Crossing, port_bandwidth
+from diptych.simulator.network import Network, Port, Route
+from diptych.simulator.policy import Policy
+from diptych.simulator.request import Request
+from diptych.simulator.tables import StepTable
+from diptych.simulator.worker import Done, VirtualWorker
+
+Stream = Callable[[Request, int, int, int], None]
+_TABLES: dict[tuple[int, Worker, int], tuple[PerfModel, StepTable]] = {}
+_MOST_TABLES = 256
+
+
+def step_table(perf: PerfModel, worker: Worker, budget: int) -> StepTable:
+    """The table of a worker, kept for the runs to come; a model asked for in vain leaves when too many are kept."""
+    key = (id(perf), worker, budget)
+    found = _TABLES.get(key)
+    if found is None or found[0] is not perf:
+        if len(_TABLES) >= _MOST_TABLES:
+            _TABLES.clear()
+        found = _TABLES[key] = (perf, StepTable(perf, worker, budget))
+    return found[1]
+
+
+@dataclass(slots=True, eq=False)
+class Station:
+    """What the driver knows of one worker beyond its batch: its place in the design, its ports, its tiers, its bill."""
+
+    worker: VirtualWorker
+    role: Role
+    member: Member
+    out: Port
+    into: Port
+    residency: Residency | None
+    tiers: tuple[MemoryTier, ...]
+    tier_free: list[int]
+    since: int = 0  # paid from
+    until: int = NEVER  # paid to: it was drained
+
+    def seconds(self, start: int, end: int) -> float:
+        """Seconds paid within a run from `start` to `end`."""
+        return max(min(self.until, end) - max(self.since, start), 0) / PS
+
+
+class Cluster:
+    """The fleet of a design. Pools are lists that scaling may change; `stations` keeps every worker there ever was."""
+
+    def __init__(
+        self,
+        design: Design,
+        perf: PerfModel,
+        policy: Policy,
+        done: Done,
+        stream: Stream,
+        *,
+        skip: bool,
+        context: float,
+        hash_tokens: int,
+    ) -> None:
+        self.design, self.perf, self.policy, self.done, self.skip = design, perf, policy, done, skip
+        self.context, self.hash_tokens = context, hash_tokens if policy.prefix_cache else 0
+        self.boundary = (
+            design.boundary if design.boundary and design.boundary.placement is not Placement.COLOCATED else None
+        )
+        self.clock = Clock()
+        self.stations: list[Station] = []
+        self.pools: dict[Role, list[VirtualWorker]] = {role: [] for role in Role}
+        self._crossings: dict[tuple[Worker, Worker], Crossing] = {}
+        self._routes: dict[tuple[int, int], tuple[Route, Crossing]] = {}
+        self.network: Network
+        self.stream = stream
+        _check(design)
+        for pool in design.pools:
+            for member in pool.members:
+                for _ in range(member.count):
+                    self.add(pool.role, member, 0)
+
+    def add(self, role: Role, member: Member, now: int) -> Station:
+        """One more worker in a pool."""
+        station = self.prepare(role, member, now)
+        self.pools[role].append(station.worker)
+        return station
+
+    def prepare(self, role: Role, member: Member, now: int) -> Station:
+        """One more worker, paid from now on and in no pool yet."""
+        worker, policy = member.worker, self.policy
+        rules = stepping(worker)
+        batch = BatchRules(
+            int(rules.budget),
+            int(rules.sequences),
+            rules.mixes,
+            policy.chunked,
+            policy.shortest_first,
+            policy.reserve or rules.reserves,
+        )
+        token = float(worker.model.kv_bytes(self.context, worker.precision.kv)) / self.context
+        blocks = policy.kv_blocks or int(kv_capacity(worker) / (token * policy.block))
+        pool = BlockPool(blocks, policy.block, hash_tokens=self.hash_tokens)
+        table = step_table(self.perf, worker, batch.budget)
+        made = VirtualWorker(len(self.stations), worker, batch, pool, table, self.clock, self.done, self.skip)
+        out, into = self._ports(made, worker)
+        residency = self._below(token, role)
+        pool.reports = residency is not None
+        tiers = policy.tiers if residency else ()
+        station = Station(made, role, member, out, into, residency, tiers, [0] * len(tiers), since=now)
+        self.stations.append(station)
+        self._hand(station)
+        return station
+
+    def _hand(self, station: Station) -> None:
+        """What a prefill engine does for the boundary beside its steps."""
+        boundary = self.boundary
+        if boundary is None or station.role is not Role.PREFILL:
+            return
+        form = boundary.representation
+        if form.converts_at is not Side.TRANSFER and station.member.worker.precision.kv is not form.wire:
+            station.worker.convert = self._conversion
+        if boundary.ownership is Ownership.PUSH and (boundary.overlap is Overlap.LAYERWISE or self.policy.per_chunk):
+            station.worker.stream = self.stream
+
+    def _conversion(self, request: Request) -> int:
+        """ps that the source's engine converts a prompt before it leaves."""
+        target = request.target or self.pools[Role.DECODE][0]
+        crossing = self.crossing(request.source.member, target.member)
+        if request.todo >= len(crossing.before):
+            crossing.grow(request.todo)
+        return crossing.before[request.todo]
+
+    def _ports(self, made: VirtualWorker, worker: Worker) -> tuple[Port, Port]:
+        link = self.design.boundary.link if self.design.boundary else None
+        capacity = port_bandwidth(worker, link, 0.0) if link else 0
+        return Port(f"{made.index:05d} out", capacity), Port(f"{made.index:05d} in", capacity)
+
+    def _below(self, token: float, role: Role) -> Residency | None:
+        """The tiers under a worker that computes prompts, in hashed blocks."""
+        policy, boundary = self.policy, self.boundary
+        computes = role is not Role.DECODE or (boundary and boundary.placement is Placement.CONDITIONAL)
+        if not (self.hash_tokens and policy.tiers and computes):
+            return None
+        size = token * self.hash_tokens
+        return Residency([int(tier.capacity / size) for tier in policy.tiers], policy.retention)
+
+    def between(self, source: VirtualWorker, target: VirtualWorker) -> tuple[Route, Crossing]:
+        """The route from one worker to another and the tables of what crosses it."""
+        key = (source.index, target.index)
+        found = self._routes.get(key)
+        if found is None:
+            crossing = self.crossing(source.member, target.member)
+            out, into = self.stations[source.index].out, self.stations[target.index].into
+            found = self._routes[key] = (self.network.route(out, into, max(1, int(crossing.link.achievable))), crossing)
+        return found
+
+    def crossing(self, prefill: Worker, decode: Worker) -> Crossing:
+        crossing = self._crossings.get((prefill, decode))
+        if crossing is None:
+            assert self.boundary is not None
+            crossing = Crossing(prefill, decode, self.boundary, self.policy.block, (0.0, 0.0))
+            self._crossings[prefill, decode] = crossing
+        return crossing
+
+    def serving(self) -> Iterator[VirtualWorker]:
+        """Workers in some pool."""
+        for pool in self.pools.values():
+            yield from pool
+
+    def tier_ps(self, station: Station, tier: int, hashes: int, now: int) -> int:
+        """When `hashes` blocks are read from a tier that serves one read after another."""
+        spec = station.tiers[tier]
+        worker = station.member.worker
+        size = (
+            float(worker.model.kv_bytes(self.context, worker.precision.kv)) / self.context * self.hash_tokens * hashes
+        )
+        start = max(now, station.tier_free[tier])
+        station.tier_free[tier] = end = start + ps(spec.latency + size / spec.read_bandwidth)
+        return end
+
+
+def _check(design: Design) -> None:
+    """A design that can run: workers in every pool it needs."""
+    roles = {pool.role for pool in design.pools if pool.count}
+    apart = design.boundary is not None and design.boundary.placement is not Placement.COLOCATED
+    wanted = {Role.PREFILL, Role.DECODE} if apart else {Role.COLOCATED}
+    findings = [Finding("design", f"no {role} worker", "at least one") for role in sorted(wanted - roles)]
+    findings += [
+        Finding("design", f"a {role} pool", f"only {', '.join(sorted(wanted))}") for role in sorted(roles - wanted)
+    ]
+    if findings:
+        raise InvalidDesign(findings)

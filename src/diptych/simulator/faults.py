@@ -1,0 +1,139 @@
+"""What goes wrong, and what an operator changes, on the way: as data, and as the short texts of the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from diptych.design.axes import Role
+from diptych.errors import Finding, InvalidInput
+from diptych.units import parse_seconds
+
+FOREVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDown:
+    """A worker dies with all its KV, or a whole pool (`index` None), for `seconds`."""
+
+    role: Role
+    index: int | None
+    at: float
+    seconds: float = FOREVER
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSlow:
+    """The ports between the pools pass only `factor` of their bandwidth, 0 for a cut; one prefill or decode worker's, or all."""
+
+    factor: float
+    at: float
+    seconds: float = FOREVER
+    prefill: int | None = None
+    decode: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Workers are added to a pool (they start up first) or drained from it (they finish what they have)."""
+
+    role: Role
+    change: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A worker drains, starts up in the other role, and serves there."""
+
+    role: Role
+    to: Role
+    at: float
+
+
+Change = WorkerDown | LinkSlow | Scale | Switch
+
+FORMS = (
+    "'decode[1] dies @300s for 120s', 'prefill pool dies @300s', 'link prefill->decode at 10% @600s for 60s', "
+    "'link prefill[0]->decode[2] cut @600s', 'decode +2 @900s', 'prefill -1 @900s', 'prefill to decode @900s'"
+)
+_WHEN = r"\s*@\s*(?P<at>\S+)(?:\s+for\s+(?P<span>\S+))?\s*$"
+_DIES = re.compile(r"^\s*(?P<role>\w+)(?:\[(?P<index>\d+)\]|\s+(?P<pool>pool))\s+dies" + _WHEN)
+_LINK = re.compile(
+    r"^\s*link\s+prefill(?:\[(?P<p>\d+)\])?\s*->\s*decode(?:\[(?P<d>\d+)\])?\s+"
+    r"(?:at\s+(?P<percent>\d+(?:\.\d+)?)\s*%|(?P<cut>cut))" + _WHEN
+)
+_SCALE = re.compile(r"^\s*(?P<role>\w+)\s+(?P<change>[+-]\d+)" + _WHEN)
+_SWITCH = re.compile(r"^\s*(?P<role>\w+)\s+to\s+(?P<to>\w+)" + _WHEN)
+
+
+def parse_changes(texts: Iterable[str], where: str = "--fault") -> tuple[Change, ...]:
+    """Read faults and changes. Raises `InvalidInput` with every mistake in all of them.
+
+    >>> parse_changes(["decode[1] dies @300s for 120s"])
+    (WorkerDown(role=<Role.DECODE: 'decode'>, index=1, at=300.0, seconds=120.0),)
+    """
+    found: list[Change] = []
+    findings: list[Finding] = []
+    for text in texts:
+        try:
+            found.append(_parse(text))
+        except ValueError as error:
+            findings.append(Finding(where, f"cannot read {text!r}: {error}", FORMS))
+    if findings:
+        raise InvalidInput(findings)
+    return tuple(found)
+
+
+def _parse(text: str) -> Change:
+    for pattern, make in ((_DIES, _down), (_LINK, _slow), (_SCALE, _scale), (_SWITCH, _switch)):
+        match = pattern.match(text)
+        if match:
+            return make(match)
+    raise ValueError("no such form")
+
+
+def _down(match: re.Match[str]) -> WorkerDown:
+    at, seconds = _when(match)
+    return WorkerDown(_role(match["role"]), int(match["index"]) if match["index"] else None, at, seconds)
+
+
+def _slow(match: re.Match[str]) -> LinkSlow:
+    at, seconds = _when(match)
+    factor = 0.0 if match["cut"] else float(match["percent"]) / 100
+    return LinkSlow(factor, at, seconds, *(int(match[key]) if match[key] else None for key in ("p", "d")))
+
+
+def _scale(match: re.Match[str]) -> Scale:
+    return Scale(_role(match["role"]), int(match["change"]), _instant(match))
+
+
+def _switch(match: re.Match[str]) -> Switch:
+    return Switch(_role(match["role"]), _role(match["to"]), _instant(match))
+
+
+def _when(match: re.Match[str]) -> tuple[float, float]:
+    seconds = parse_seconds(match["span"]) if match["span"] else FOREVER
+    if seconds <= 0:
+        raise ValueError("it must last some time")
+    return _at(match), seconds
+
+
+def _instant(match: re.Match[str]) -> float:
+    if match["span"]:
+        raise ValueError("a change stays; give the opposite change at its own time")
+    return _at(match)
+
+
+def _at(match: re.Match[str]) -> float:
+    at = parse_seconds(match["at"])
+    if at < 0:
+        raise ValueError("time starts at 0")
+    return at
+
+
+def _role(text: str) -> Role:
+    if text not in tuple(Role):
+        raise ValueError(f"unknown role {text!r}; {', '.join(Role)}")
+    return Role(text)
