@@ -12,6 +12,7 @@ import diptych as dp
 from diptych.planner.plan import Option
 
 ROOT = Path(__file__).parents[1]
+KINDS = {"do not disaggregate": "colocated"}
 COLOURS = {"heterogeneous": "#0f766e", "homogeneous disaggregated": "#7c5aa6", "colocated": "#8a94a3"}
 
 
@@ -86,7 +87,7 @@ def page(answers: list[tuple[Case, dp.Plan]]) -> str:
             "for one workload.",
             f"The largest saving of these cases over any single baseline is {most[1].per_hour:.0%} per hour and "
             f"{most[1].per_mtok:.0%} per token ({most[0].name}, against the",
-            f"best {most[1].against} fleet). Against the *better* homogeneous fleet, the honest baseline, see the column above.",
+            f"best {KINDS.get(most[1].against, most[1].against)} fleet). Against the *better* homogeneous fleet, the honest baseline, see the column above.",
             "",
         ]
     )
@@ -110,9 +111,9 @@ def figure(answers: list[tuple[Case, dp.Plan]]) -> str:
             y += 14
         y += 16
     legend = "".join(
-        f'<rect x="{150 + 170 * i}" y="6" width="11" height="11" rx="2" fill="{colour}"/>'
-        f'<text x="{166 + 170 * i}" y="16" class="note">{kind}</text>'
-        for i, (kind, colour) in enumerate(COLOURS.items())
+        f'<rect x="{x}" y="6" width="11" height="11" rx="2" fill="{colour}"/>'
+        f'<text x="{x + 16}" y="16" class="note">{kind}</text>'
+        for x, (kind, colour) in zip((150, 270, 450), COLOURS.items(), strict=True)
     )
     style = (
         "text{font-family:system-ui,sans-serif;fill:#57606a}.name{font-size:13px;font-weight:600}.note{font-size:11px}"
