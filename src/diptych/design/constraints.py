@@ -136,7 +136,8 @@ def pinned_engine_executes_precision(worker: Worker, setting: Setting) -> str | 
 def quality_is_kept(worker: Worker, setting: Setting) -> str | None:
     """Weights narrower than the quality floor change the answers, so they need the user's word."""
     weights, native = worker.precision.weights, worker.model.native
-    if setting.quality is Quality.ANY or weights.bytes >= native.bytes:
+    as_published = weights is native or weights.bytes > native.bytes or weights.bytes == native.bytes > 1
+    if setting.quality is Quality.ANY or as_published:
         return None
     if setting.quality is Quality.EIGHT_BIT and weights.bytes >= 1:
         return None

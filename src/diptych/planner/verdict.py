@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from diptych.design.boundary import Placement
 from diptych.planner.ask import Ask
 from diptych.planner.plan import Answer, Goal, Option, PoolPlan, Savings, Verdict
-from diptych.units import format_bandwidth, format_seconds, format_usd
+from diptych.units import format_bandwidth, format_bytes, format_seconds, format_usd
 
 NAMES = {
     "ttft": "time to first token",
@@ -139,7 +139,7 @@ def _lesser(best: Option, other: Option) -> str:
         return "mixes accelerators"
     if other.headroom < best.headroom - 1e-6:
         return f"leaves {other.headroom:.0%} headroom, not {best.headroom:.0%}"
-    return f"takes {other.accelerators} accelerators, not {best.accelerators}"
+    return f"takes {_counted(other)}, not {best.accelerators}"
 
 
 def _ahead(goal: Goal, best: Option, other: Option) -> str:
@@ -173,13 +173,10 @@ def _where(best: Option, other: Option) -> str:
         ]
         return "; ".join(differing) or f"both run the same workers, but there {why(other.binding)} binds"
     if best.placement is Placement.COLOCATED and best.accelerators < other.accelerators:
-        return (
-            f"prompts and answers share {best.accelerators} accelerators, apart they take {other.accelerators} "
-            f"and {_handed(other)}"
-        )
+        return f"prompts and answers share {_counted(best)}, apart they take {other.accelerators} and {_handed(other)}"
     if other.placement is Placement.COLOCATED and best.accelerators < other.accelerators:
         return (
-            f"together, prompts stretch decode steps, so {why(other.binding)} binds at {other.accelerators} accelerators "
+            f"together, prompts stretch decode steps, so {why(other.binding)} binds at {_counted(other)} "
             f"where {best.accelerators} do apart"
         )
     return f"{_fleet(best)} here, {_fleet(other)} there, where {why(other.binding)} binds"
@@ -195,12 +192,17 @@ def _fleet(option: Option) -> str:
     return " → ".join(map(_kit, option.pools))
 
 
+def _counted(option: Option) -> str:
+    """`1 accelerator`, `8 accelerators`."""
+    return f"{option.accelerators} accelerator{'' if option.accelerators == 1 else 's'}"
+
+
 def _handed(option: Option) -> str:
     boundary = option.boundary
     if boundary is None:
         return "no handoff"
     return (
-        f"hand over {boundary.wire_bytes_mean / 1e6:.3g} MB per request at {format_bandwidth(boundary.bandwidth)} "
+        f"hand over {format_bytes(boundary.wire_bytes_mean)} per request at {format_bandwidth(boundary.bandwidth)} "
         f"({format_seconds(boundary.exposed_p90)} of TTFT)"
     )
 

@@ -88,8 +88,13 @@ def common(plan: Plan) -> str:
 def spare(plan: Plan) -> str:
     """How much the fleet carries and what stops it; the margin only where a load was given."""
     best = plan.best
-    margin = f", {words.percent(best.headroom)} above the load" if plan.question.goal is Goal.RATE else ""
+    margin = f", {_margin(best.headroom)} the load" if plan.question.goal is Goal.RATE else ""
     return f"goodput {words.count(best.goodput)} requests/s{margin}; {words.binding(best)} binds"
+
+
+def _margin(headroom: float) -> str:
+    """`12 % above`; from twice on, `3.1 times`."""
+    return f"{words.percent(headroom)} above" if headroom < 1 else f"{words.count(1 + headroom)} times"
 
 
 def prices(plan: Plan) -> str:

@@ -68,7 +68,9 @@ def big(value: float) -> str:
 
 
 def power(watts: float) -> str:
-    """`4.2 kW`."""
+    """`4.2 kW`; accelerators whose maker gives no figure have none."""
+    if not watts:
+        return "power unknown"
     return f"{watts / 1e3:.3g} kW" if watts >= 1e3 else f"{watts:.0f} W"
 
 

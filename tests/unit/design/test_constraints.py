@@ -107,6 +107,31 @@ def test_models_published_in_four_bits_keep_their_quality() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "weights", "quality", "kept"),
+    [
+        (
+            "gpt-oss-120b",
+            Dtype.INT4,
+            Quality.EIGHT_BIT,
+            False,
+        ),  # published in MXFP4: another four bits are another model
+        ("gpt-oss-120b", Dtype.INT4, Quality.ANY, True),
+        ("gpt-oss-120b", Dtype.FP8, Quality.NATIVE, True),
+        ("DeepSeek-V3", Dtype.INT8, Quality.NATIVE, False),  # published in FP8
+        ("DeepSeek-V3", Dtype.INT8, Quality.EIGHT_BIT, True),
+        ("DeepSeek-V3", Dtype.FP8, Quality.NATIVE, True),
+        ("Llama-3.1-8B", Dtype.FP16, Quality.NATIVE, True),  # published in BF16
+        ("Llama-3.1-8B", Dtype.FP8, Quality.NATIVE, False),
+    ],
+)
+def test_as_published_means_the_format_and_not_its_width(
+    model: str, weights: Dtype, quality: Quality, kept: bool
+) -> None:
+    mine = worker("H100", Precision(weights, Dtype.BF16, Dtype.BF16), model)
+    assert ("quality_is_kept" not in broken(mine, replace(SETTING, quality=quality))) is kept
+
+
+@pytest.mark.parametrize(
     ("rule", "bad"),
     [
         ("another_server_excludes_scaleup", pair(at=boundary("nvlink4"))),

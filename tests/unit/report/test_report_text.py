@@ -193,3 +193,16 @@ def test_the_examples_in_the_docstrings(module: ModuleType) -> None:
     ran = doctest.testmod(module)
     assert ran.failed == 0
     assert ran.attempted > 0
+
+
+@pytest.mark.parametrize(
+    ("headroom", "told"), [(0.12, "12 % above the load"), (1.5, "2.5 times the load"), (296.0, "297 times the load")]
+)
+def test_a_large_margin_is_told_in_times(headroom: float, told: str) -> None:
+    plan = heterogeneous_plan()
+    assert told in story.spare(replace(plan, best=replace(plan.best, headroom=headroom)))
+
+
+def test_no_power_figure_is_not_no_power() -> None:
+    assert words.power(0.0) == "power unknown"
+    assert words.power(4200.0) == "4.2 kW"
