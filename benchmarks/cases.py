@@ -87,8 +87,8 @@ def page(answers: list[tuple[Case, dp.Plan]]) -> str:
             "for one workload.",
             f"The largest saving of these cases over any single baseline is {most[1].per_hour:.0%} per hour and "
             f"{most[1].per_mtok:.0%} per token ({most[0].name}, against the",
-            f"best {KINDS.get(most[1].against, most[1].against)} fleet). Against the *better* homogeneous fleet, the honest baseline, "
-            "see the column above.",
+            f"best {KINDS.get(most[1].against, most[1].against)} fleet).",
+            "Against the *better* homogeneous fleet, the honest baseline, see the column above.",
             "",
         ]
     )
