@@ -23,8 +23,8 @@ check: .venv/ready  ## format, lint, types, import layers
 test: check  ## the whole suite but the long part
 	$(BIN)/pytest -n 2 -m "not long and not silicon"
 
-test-long: .venv/ready  ## minutes: brute force on larger spaces, many more random cases
-	$(BIN)/pytest -n 2 -m long
+test-long: .venv/ready  ## many minutes: the long tests too, and fresh random cases everywhere
+	HYPOTHESIS_PROFILE=exploring $(BIN)/pytest -n 2 -m "long or not silicon" --timeout 1800
 
 test-silicon:  ## reads the measured operations of aiconfigurator-core; its own environment, since it brings pandas and pyarrow
 	$(PYTHON) -m venv .venv-silicon

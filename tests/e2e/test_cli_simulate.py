@@ -140,7 +140,7 @@ BAD = [
     (("--policy", "rooting=x"), ["--policy", "did you mean routing?"]),
     (("--concurrency", "8"), ["--rate: is given beside --concurrency"]),
     (("--requests", "1.5"), ["--requests", "whole number"]),
-    (("--duration", "10"), ["--duration", "unknown unit"]),
+    (("--duration", "10"), ["--duration", "has no unit"]),
     (("--prices", "awz"), ["--prices", "did you mean aws?"]),
     (("--seed", "x"), ["Invalid value"]),
     (("--bogus", "1"), ["No such option"]),

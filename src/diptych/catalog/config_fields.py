@@ -72,6 +72,18 @@ class Fields:
         value = self.raw.get(name)
         return value if isinstance(value, Mapping) else {}
 
+    def indices(self, name: str, length: int) -> frozenset[int]:
+        """Layer numbers below `length`; none when absent."""
+        value = self.raw.get(name)
+        if value is None:
+            return frozenset()
+        if isinstance(value, list) and all(type(index) is int and 0 <= index < length for index in value):
+            return frozenset(value)
+        self.findings.append(
+            Finding(self.where, f"{name} is {value!r}", f"a list of layer numbers from 0 to {length - 1}")
+        )
+        return frozenset()
+
     def sequence(self, name: str, length: int) -> list[Any] | None:
         """A list of at least `length` entries, cut to it (trailing entries describe MTP layers); None when absent."""
         value = self.raw.get(name)

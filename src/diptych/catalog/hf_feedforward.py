@@ -36,7 +36,7 @@ def moe_layers(fields: Fields, layers: int) -> list[bool]:
         return [(index + 1) % step == 0 for index in range(layers)]
     first = fields.count("first_k_dense_replace", default=0, minimum=0)
     step = fields.count("moe_layer_freq", "decoder_sparse_step", default=1)
-    dense = set(fields.raw.get("mlp_only_layers") or ())
+    dense = fields.indices("mlp_only_layers", layers)
     offset = 1 if fields.has("decoder_sparse_step") else 0  # Qwen counts from 1, DeepSeek from 0
     return [index >= first and (index + offset) % step == 0 and index not in dense for index in range(layers)]
 

@@ -11,6 +11,7 @@ import pytest
 from diptych.catalog.catalog import Catalog
 from diptych.catalog.dtype import Dtype
 from diptych.catalog.hf_config import MAX_CONFIG_BYTES, model_from_config, native_dtype, read_hf_config
+from diptych.catalog.load import DATA
 from diptych.catalog.model import Mlp, StateSpace
 from diptych.errors import InvalidCatalog
 
@@ -240,3 +241,11 @@ def test_a_file_too_large_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b" " * (MAX_CONFIG_BYTES + 1))
     with pytest.raises(InvalidCatalog, match="bytes; expected at most"):
         read_hf_config(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [True, "all", [-1], [0.5], [10**6]])
+def test_layers_named_by_number_must_be_layers(damage: object) -> None:
+    config = json.loads((DATA / "models" / "Qwen3-30B-A3B.json").read_text(encoding="utf-8"))["config"]
+    config["mlp_only_layers"] = damage
+    with pytest.raises(InvalidCatalog, match="mlp_only_layers"):
+        model_from_config(config, "damaged", "config.json")

@@ -128,7 +128,7 @@ def test_every_mistake_at_once_with_its_column() -> None:
         ("H100 -> H20, link=rdma-4000g", "did you mean rdma-400g"),
         ("H100:usd=-1", "USD per hour from 0"),
         ("H100:nic=0GB/s", "a NIC without bandwidth"),
-        ("H100:nic=5", "unknown unit"),
+        ("H100:nic=5", "has no unit"),
     ],
 )
 def test_a_mistake_is_a_sentence(text: str, expected: str) -> None:
