@@ -66,6 +66,8 @@ CASES = {
         ["ruled out by --placement, would carry 20 requests/s against 10"]),
     "fewer accelerators apart": (Goal.RATE, option(6, ("2 × A", 3), ("1 × A", 3), accelerators=3), {COLOCATED: together(8)}, {},
         ["binds at 8 accelerators where 3 do apart"]),
+    "one is counted as one": (Goal.RATE, together(2, accelerators=1), {MIXED: MIX}, {},
+        ["share 1 accelerator, apart they take 8", "hand over 100 MB per request"]),
     "as many accelerators apart": (Goal.RATE, MIX, {COLOCATED: together(9)}, {},
         ["!where 8 do apart", "4 × B tp1 at 9.00 USD/h"]),
 }  # fmt: skip
