@@ -25,20 +25,8 @@ from scipy.optimize import least_squares
 
 from diptych.catalog.catalog import Catalog
 from diptych.catalog.dtype import Dtype
+from diptych.perf.silicon import ENGINES, SYSTEMS
 
-SYSTEMS = {
-    "a100_sxm": "A100-SXM4-80GB",
-    "h100_sxm": "H100-SXM-80GB",
-    "h200_sxm": "H200-SXM-141GB",
-    "b200_sxm": "B200-SXM",
-    "b300_sxm": "B300-SXM",
-    "gb200": "GB200",
-    "gb300": "GB300",
-    "l40s": "L40S",
-    "rtx_pro_6000_server": "RTX-PRO-6000-SE",
-    "b60": "Arc-Pro-B60",
-}
-ENGINES = ("trtllm", "vllm", "sglang")
 GDDR = ("l40s", "rtx_pro_6000_server")
 L2 = {"a100_sxm": 40e6, "h100_sxm": 50e6, "h200_sxm": 50e6, "l40s": 96e6, "rtx_pro_6000_server": 128e6, "b60": 18e6}
 FORMATS = {  # their name: ours, bytes per weight and activation (scales included), the multiply

@@ -23,7 +23,8 @@ from diptych.planner.plan import Option, Plan
 from diptych.planner.policy_text import parse_policy
 from diptych.planner.simulated import Simulated
 from diptych.planner.soundness import soundness
-from diptych.report.simulation_folder import refusal
+from diptych.report.folder import refusal
+from diptych.report.simulation_folder import MARK
 from diptych.simulator.faults import Change, parse_changes
 from diptych.simulator.policy import Policy
 from diptych.units import parse_count, parse_seconds
@@ -79,7 +80,7 @@ def read_setup(given: Mapping[str, Any], say: Callable[[str], None], progress: A
     asks = _asked(reader, target, concurrency)
     wanted = _demand(reader, given, target, asks)
     out = Path(given["out_folder"]) if given.get("out_folder") else None
-    if out is not None and (finding := refusal(out)):
+    if out is not None and (finding := refusal(out, MARK)):
         reader.findings.append(finding)
     if reader.findings:
         raise InvalidInput(dict.fromkeys(reader.findings))

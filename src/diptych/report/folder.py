@@ -37,8 +37,8 @@ def as_json(value: Any) -> str:
     return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def refusal(folder: Path) -> Finding | None:
-    """Why `folder` must not be written to: it is a file, in one, or holds what diptych did not write. None when it may."""
+def refusal(folder: Path, mark: str = _MARK) -> Finding | None:
+    """Why `folder` must not be written to: it is a file, in one, or holds what `mark` did not write. None when it may."""
     if not folder.exists():
         above = next(parent for parent in folder.absolute().parents if parent.exists())
         if not above.is_dir():
@@ -48,21 +48,21 @@ def refusal(folder: Path) -> Finding | None:
         return None
     if not folder.is_dir():
         return Finding("--out", f"{folder} is a file", "a folder")
-    if any(folder.iterdir()) and not _is_ours(folder):
+    if any(folder.iterdir()) and not _is_ours(folder, mark):
         return Finding(
             "--out",
-            f"{folder} holds files that diptych did not write",
+            f"{folder} holds files that {mark} did not write",
             "a new or empty folder, or one of an earlier run",
         )
     return None
 
 
-def _is_ours(folder: Path) -> bool:
+def _is_ours(folder: Path, mark: str) -> bool:
     try:
         inputs = json.loads((folder / INPUTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(inputs, dict) and inputs.get("written_by") == _MARK
+    return isinstance(inputs, dict) and inputs.get("written_by") == mark
 
 
 def write_folder(folder: Path, files: Mapping[str, str]) -> tuple[Path, ...]:

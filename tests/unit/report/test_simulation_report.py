@@ -24,8 +24,8 @@ from diptych.report.chart_simulation import latency_charts, load_charts, memory_
 from diptych.report.chart_timeline import timeline_charts
 from diptych.report.charts import Chart
 from diptych.report.compared import comparison_json, comparison_text, differences, load
-from diptych.report.folder import as_json, write_folder
-from diptych.report.simulation_folder import refusal, run_files, series_csv
+from diptych.report.folder import as_json, refusal, write_folder
+from diptych.report.simulation_folder import MARK, run_files, series_csv
 from diptych.report.simulation_html import render
 from diptych.report.simulation_tables import simulation_text
 
@@ -200,14 +200,14 @@ def test_the_folder_has_a_row_for_every_request_and_a_column_for_every_series(
     assert len(table) == len(judged.run.series.time)
     assert {"prefill_queue", "decode_kv_hbm", "kv_bytes_moved"} <= set(table[0])
     assert Simulated.load(out) == seen
-    assert refusal(out) is None
+    assert refusal(out, MARK) is None
 
 
 def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    finding = refusal(tmp_path)
+    finding = refusal(tmp_path, MARK)
     assert finding is not None
-    assert "no simulation wrote" in finding.problem
+    assert "diptych simulate did not write" in finding.problem
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------
