@@ -33,7 +33,7 @@ from diptych.planner.meeting import Sized
 from diptych.planner.mixed import Columns
 from diptych.planner.pareto import pareto
 from diptych.planner.plan import Alternative, Answer, Flip, Goal, Option, Plan, PoolPlan, Question, WorkloadSummary
-from diptych.planner.refuse import refuse
+from diptych.planner.refuse import below_floor, beyond_budget, refuse
 from diptych.planner.search import Found, Pooled, Tables, search
 from diptych.planner.sensitivity import Finalists, sensitivity
 from diptych.planner.space import space_of
@@ -45,6 +45,8 @@ from diptych.workload.workload import Workload
 
 Progress = Callable[[int, int, str], None]
 RUNNERS_UP = 3
+TRICKLE = 1e-6
+"""Requests/s so few that the smallest fleet carries them."""
 SAFE = 1 - 1e-6
 """A fleet's goodput is found to 1e-4 from below; shown this much lower, it keeps every promise."""
 
@@ -135,10 +137,13 @@ class Outcome:
 def answer(searching: Search, progress: Progress | None = None, verify: Demand | None = None) -> Plan:
     """The plan for a prepared search; its finalists are simulated under `verify`."""
     question = searching.ask
+    impossible = below_floor(question, searching.spaces, searching.tables)
+    if impossible is not None:
+        raise impossible
     goals = {Goal.RATE: _for_rate, Goal.BUDGET: _for_budget, Goal.INVENTORY: _for_inventory}
     outcome = goals[question.goal](searching, progress)
     if not _answers(question, outcome):
-        raise refuse(question, searching.spaces, searching.tables, outcome.rate)
+        raise _refusal(searching, outcome)
     if verify is None:
         return assemble(searching, outcome)
     checking = Checking(question, verify, progress=progress)
@@ -146,6 +151,18 @@ def answer(searching: Search, progress: Progress | None = None, verify: Demand |
     if not _answers(question, outcome):
         raise _all_dropped(checking)
     return replace(assemble(searching, outcome), verification=checking.verification())
+
+
+def _refusal(searching: Search, outcome: Outcome) -> NoFeasibleDesign:
+    """Why there is no answer: a budget may be below the smallest fleet there is."""
+    question = searching.ask
+    if question.goal is Goal.BUDGET:
+        least = searching.at(TRICKLE, runners_up=0)
+        fleets: list[Sized | Pooled] = [*least.apart.values()]
+        fleets += [] if question.pinned_apart else least.together.values()
+        if fleets:
+            return beyond_budget(question, min(fleet.usd_per_hour for fleet in fleets))
+    return refuse(question, searching.spaces, searching.tables, outcome.rate)
 
 
 def _answers(question: Ask, outcome: Outcome) -> bool:

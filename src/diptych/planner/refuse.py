@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diptych.design.axes import Role, Worker
 from diptych.design.boundary import Placement
@@ -25,7 +26,7 @@ from diptych.planner.boundaries import Boundaries
 from diptych.planner.enumerate import Dropped, RoleSpace, setting_of
 from diptych.planner.search import Tables
 from diptych.planner.space import PairCounts
-from diptych.units import format_bytes, format_seconds
+from diptych.units import format_bytes, format_seconds, format_usd
 
 
 def refuse(ask: Ask, spaces: Mapping[Role, RoleSpace], tables: Tables, rate: float) -> NoFeasibleDesign:
@@ -42,9 +43,6 @@ def refuse(ask: Ask, spaces: Mapping[Role, RoleSpace], tables: Tables, rate: flo
         return NoFeasibleDesign(_nowhere(ask, needed), dropped, _nearest_fit(ask, needed))
     if (asked_apart or Role.COLOCATED in idle) and (broken := _no_pair(ask, spaces)):
         return NoFeasibleDesign(broken, dropped)
-    below = _below_floor(ask, tables, spaces)
-    if below:
-        return NoFeasibleDesign(below, dropped, "loosen the objective, or allow narrower weights with --quality")
     return NoFeasibleDesign(
         f"no fleet keeps {ask.slo} for {ask.model.name} at {rate:g} requests/s",
         dropped,
@@ -117,6 +115,18 @@ def _roomiest(spaces: Mapping[Role, RoleSpace]) -> Worker | None:
     return min(misses, key=lambda worker: memory_plan(worker).shortfall * worker.accelerators, default=None)
 
 
+def below_floor(ask: Ask, spaces: Mapping[Role, RoleSpace], tables: Tables) -> NoFeasibleDesign | None:
+    """The refusal of an objective that physics rules out, which no search is needed for; None when none is."""
+    if not all(spaces[role].workers or spaces[Role.COLOCATED].workers for role in (Role.PREFILL, Role.DECODE)):
+        return None
+    below = _below_floor(ask, tables, spaces)
+    dropped: Counter[str] = Counter()
+    for space in spaces.values():
+        dropped.update(space.dropped.counts)
+    told = "loosen the objective, or allow narrower weights with --quality"
+    return NoFeasibleDesign(below, dropped, told) if below else None
+
+
 def _below_floor(ask: Ask, tables: Tables, spaces: Mapping[Role, RoleSpace]) -> str:
     """An objective that no candidate meets even at rest, with the lowest floor there is and what sets it."""
     for goal in ask.slo.of("tpot"):
@@ -137,7 +147,33 @@ def _below_floor(ask: Ask, tables: Tables, spaces: Mapping[Role, RoleSpace]) -> 
                 f"{goal} is below the physical floor: multiplying the prompt through the feed-forward layers takes at least "
                 f"{format_seconds(lowest)} (FLOP over peak, {worker.label})"
             )
+    for goal in ask.slo.of("e2e"):
+        whole = _shortest_answers(ask, tables, spaces)
+        lowest = ask.lengths.mean(whole) if goal.quantile is None else ask.lengths.quantile(whole, goal.quantile)
+        if lowest > goal.limit:
+            return (
+                f"{goal} is below the physical floor: computing the prompt and reading the weights once for every other token "
+                f"takes at least {format_seconds(lowest)} (FLOP over peak, weights over memory bandwidth)"
+            )
     return ""
+
+
+def _shortest_answers(ask: Ask, tables: Tables, spaces: Mapping[Role, RoleSpace]) -> NDArray[np.float64]:
+    """Seconds of every length point, prompt and answer each on the worker that is fastest at it; shape (points,)."""
+    prefill = (*spaces[Role.PREFILL].workers, *spaces[Role.COLOCATED].workers)
+    decode = (*spaces[Role.DECODE].workers, *spaces[Role.COLOCATED].workers)
+    prompt = np.min([tables.floors.prefill_seconds(worker) for worker in prefill], axis=0)
+    answer = np.maximum(ask.lengths.osl - 1, 0) * min(tables.floors.lone_step(worker) for worker in decode)
+    shortest: NDArray[np.float64] = prompt + answer
+    return shortest
+
+
+def beyond_budget(ask: Ask, usd_per_hour: float) -> NoFeasibleDesign:
+    """The refusal of a budget below the smallest fleet that keeps the SLO for a single request at a time."""
+    return NoFeasibleDesign(
+        f"{format_usd(ask.budget or 0.0)} USD/h rents no fleet that keeps {ask.slo} for {ask.model.name}",
+        nearest=f"the smallest that does costs {format_usd(usd_per_hour)} USD/h",
+    )
 
 
 def _nearest_miss(ask: Ask, tables: Tables, spaces: Mapping[Role, RoleSpace]) -> str:

@@ -14,11 +14,13 @@ from diptych.units import format_usd
 def verdict(plan: Plan) -> str:
     """What to do, without numbers: the first half of the headline."""
     prefill, decode = plan.best.pool(Role.PREFILL), plan.best.pool(Role.DECODE)
+    together = dict.fromkeys(words.chips(pool) for pool in plan.best.pools if pool.role is Role.COLOCATED)
     if prefill is None or decode is None:
         return f"Do not disaggregate, run {words.listed(words.chips(pool) for pool in plan.best.pools)} colocated"
+    beside = f", run {words.listed(together)} colocated beside" if together else ""
     if words.chips(prefill) == words.chips(decode):
-        return f"Disaggregate on {words.chips(prefill)} alone"
-    return f"Prefill on {words.chips(prefill)}, decode on {words.chips(decode)}"
+        return f"Disaggregate on {words.chips(prefill)}{beside or ' alone'}"
+    return f"Prefill on {words.chips(prefill)}, decode on {words.chips(decode)}{beside}"
 
 
 def rival(plan: Plan) -> Savings | None:

@@ -139,6 +139,19 @@ def test_an_slo_below_the_floor_says_the_floor() -> None:
         asking(model="Llama-3.1-70B", slo="ttft_p90<0.1ms, tpot_p90<50ms", isl=8000.0)
 
 
+@pytest.mark.parametrize("statistic", ["p50", "p90", "mean"])
+def test_an_end_to_end_limit_below_the_floor_says_the_floor(statistic: str) -> None:
+    with pytest.raises(NoFeasibleDesign, match=r"e2e_.* is below the physical floor.*at least \d"):
+        asking(slo=f"e2e_{statistic}<1ms")
+
+
+def test_a_budget_below_the_smallest_fleet_says_its_price() -> None:
+    with pytest.raises(NoFeasibleDesign, match=r"0\.01 USD/h rents no fleet.*the smallest that does costs") as caught:
+        asking(rate=None, budget=0.01)
+    least = float(caught.value.nearest.split(" costs ")[1].split()[0])
+    assert asking(rate=None, budget=least * 1.01).best.usd_per_hour == pytest.approx(least, rel=0.01)
+
+
 def test_a_model_that_fits_nowhere_says_what_is_short() -> None:
     with pytest.raises(NoFeasibleDesign) as caught:
         asking(

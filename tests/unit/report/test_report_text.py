@@ -206,3 +206,11 @@ def test_a_large_margin_is_told_in_times(headroom: float, told: str) -> None:
 def test_no_power_figure_is_not_no_power() -> None:
     assert words.power(0.0) == "power unknown"
     assert words.power(4200.0) == "4.2 kW"
+
+
+def test_a_colocated_pool_beside_a_pair_is_in_the_headline() -> None:
+    plan = owned_plan()
+    assert "A100-80GB colocated beside" in story.verdict(plan)
+    pools = tuple(replace(pool, members=plan.best.pools[-1].members) for pool in plan.best.pools)
+    alike = story.verdict(replace(plan, best=replace(plan.best, pools=pools)))
+    assert alike == "Disaggregate on A100-80GB, run A100-80GB colocated beside"
