@@ -7,6 +7,7 @@ decode, `Apart` gives prefill its own workers.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -85,7 +86,7 @@ class LoopResult:
     mean_batch: float
 
 
-class Play:
+class Play(ABC):
     """State of R loops. Requests are numbered in order of arrival; one that was prefilled holds a slot until it ends."""
 
     def __init__(self, loops: list[Loop]) -> None:
@@ -133,9 +134,9 @@ class Play:
                 results.update(self._retire())
         return [results[i] for i in sorted(results)]
 
+    @abstractmethod
     def turn(self) -> None:
         """One event of every loop."""
-        raise NotImplementedError
 
     def pace(self) -> Array:
         """Seconds of a decode step at the present batch."""
