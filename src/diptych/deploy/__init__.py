@@ -1,0 +1,1 @@
+"""Others' engines from the outside: reading launch commands and manifests, and writing them."""
