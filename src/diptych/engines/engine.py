@@ -54,6 +54,8 @@ class Versions:
         return " ".join([*parts, f"before {self.end}"] if self.end else parts)
 
 
+EVERY = Versions()
+
 READ = {
     Engine.VLLM: Version((0, 33, 0)),
     Engine.SGLANG: Version((0, 5, 23)),

@@ -12,7 +12,7 @@ from diptych.engines.role import RoleConfig
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """A prefill and a decode role that may meet, with what is known of their model and accelerators; the argument of every rule."""
+    """Two roles that may meet, with what is known of their model and accelerators; the argument of every rule."""
 
     prefill: RoleConfig
     decode: RoleConfig

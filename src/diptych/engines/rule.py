@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from diptych.engines.engine import Engine, Versions
+from diptych.engines.engine import EVERY, Engine, Versions
 
 if TYPE_CHECKING:
     from diptych.engines.resolve import Joint
@@ -27,7 +27,7 @@ class Severity(StrEnum):
 class Clash:
     """One place where a rule is broken: the two values as resolved, where each was set, and what to change.
 
-    `prefill` and `decode` are what the engine will do, not the flag's spelling; one is empty when only the other role is at fault.
+    `prefill` and `decode` are what the engine will do, not the flag's spelling; one is empty when the other alone is at fault.
     """
 
     prefill: str
@@ -47,7 +47,7 @@ class Rule:
     sentence: str
     source: str
     check: Callable[[Joint], Iterable[Clash]]
-    versions: Versions = Versions()
+    versions: Versions = EVERY
     message: str = ""
 
 
