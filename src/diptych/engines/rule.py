@@ -28,6 +28,7 @@ class Clash:
     """One place where a rule is broken: the two values as resolved, where each was set, and what to change.
 
     `prefill` and `decode` are what the engine will do, not the flag's spelling; one is empty when the other alone is at fault.
+    `severity` stands for the rule's own where the outcome depends on the values.
     """
 
     prefill: str
@@ -35,6 +36,7 @@ class Clash:
     change: str
     places: tuple[str, ...] = ()
     detail: str = ""
+    severity: Severity | None = None
 
 
 @dataclass(frozen=True, slots=True)
