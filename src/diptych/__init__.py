@@ -9,19 +9,46 @@ print(plan.headline)
 ```
 """
 
-from diptych.catalog.accelerator import Accelerator
-from diptych.catalog.catalog import Catalog
-from diptych.catalog.dtype import Dtype
-from diptych.catalog.model import Model
-from diptych.design.axes import Parallelism, Precision, Worker
-from diptych.errors import DiptychError, InvalidInput, NoFeasibleDesign
-from diptych.metrics.slo import SLO
-from diptych.perf.roofline import default_perf
-from diptych.planner.ask import Pins
-from diptych.planner.plan import Plan
-from diptych.planner.planning import plan
-from diptych.workload import load_workload
-from diptych.workload.workload import Workload
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from diptych.catalog.accelerator import Accelerator
+    from diptych.catalog.catalog import Catalog
+    from diptych.catalog.dtype import Dtype
+    from diptych.catalog.model import Model
+    from diptych.design.axes import Parallelism, Precision, Worker
+    from diptych.errors import DiptychError, InvalidInput, NoFeasibleDesign
+    from diptych.metrics.slo import SLO
+    from diptych.perf.roofline import default_perf
+    from diptych.planner.ask import Pins
+    from diptych.planner.plan import Plan
+    from diptych.planner.planning import plan
+    from diptych.workload import load_workload
+    from diptych.workload.workload import Workload
+
+_ROOMS = {
+    "SLO": "diptych.metrics.slo",
+    "Accelerator": "diptych.catalog.accelerator",
+    "Catalog": "diptych.catalog.catalog",
+    "DiptychError": "diptych.errors",
+    "Dtype": "diptych.catalog.dtype",
+    "InvalidInput": "diptych.errors",
+    "Model": "diptych.catalog.model",
+    "NoFeasibleDesign": "diptych.errors",
+    "Parallelism": "diptych.design.axes",
+    "Pins": "diptych.planner.ask",
+    "Plan": "diptych.planner.plan",
+    "Precision": "diptych.design.axes",
+    "Worker": "diptych.design.axes",
+    "Workload": "diptych.workload.workload",
+    "default_perf": "diptych.perf.roofline",
+    "load_workload": "diptych.workload",
+    "plan": "diptych.planner.planning",
+}
+"""Where each public name lives; loaded when first asked for, so that a quick command does not wait for the whole house."""
 
 __all__ = [
     "SLO",
@@ -42,3 +69,13 @@ __all__ = [
     "load_workload",
     "plan",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'diptych' has no name {name!r}")
+    return getattr(import_module(_ROOMS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

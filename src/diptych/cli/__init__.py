@@ -5,35 +5,54 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from importlib import import_module
 
 import typer
+from typer._click.core import Command, Context
+from typer.core import TyperGroup
+from typer.main import get_command
 
-from diptych.cli import catalog
-from diptych.cli.compare import compare
-from diptych.cli.explain import explain
 from diptych.cli.output import err, report_error
-from diptych.cli.plan import plan
-from diptych.cli.simulate import simulate
-from diptych.cli.sweep import sweep
-from diptych.cli.validate import validate
-from diptych.cli.workload import workload
-from diptych.errors import DiptychError
+from diptych.errors import DiptychError, did_you_mean
+
+VERBS = ("plan", "explain", "simulate", "compare", "sweep", "workload", "catalog", "validate")
+
+
+class Verbs(TyperGroup):
+    """The verbs, each module loaded only when its verb is asked for: a quick command does not wait for the slow ones."""
+
+    def list_commands(self, context: Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, context: Context, name: str) -> Command | None:
+        if name not in VERBS:
+            context.fail(f"No such command {name!r}; {did_you_mean(name, VERBS)}")
+        return _verb(name)
+
+
+def _verb(name: str) -> Command:
+    """The command of `diptych.cli.<name>`: its `app` where it has several, else the function of that name."""
+    module = import_module(f"diptych.cli.{name}")
+    several = getattr(module, "app", None)
+    if several is None:
+        several = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        several.command(name)(getattr(module, name))
+    return get_command(several)
+
 
 app = typer.Typer(
+    cls=Verbs,
     name="diptych",
     help="Plan LLM inference whose prefill and decode run on different accelerators.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(plan)
-app.command()(explain)
-app.command()(simulate)
-app.command()(compare)
-app.command()(sweep)
-app.command()(workload)
-app.add_typer(catalog.app, name="catalog")
-app.command()(validate)
+
+
+@app.callback()
+def _root() -> None:
+    pass
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ app = typer.Typer(
     name="catalog",
     help="What exists: accelerators, links, memory tiers, models and offers, each number with its source and day.",
     no_args_is_help=True,
+    add_completion=False,
 )
 
 Name = Annotated[str | None, typer.Argument(help="One of them, by any of its names, in detail.")]
