@@ -10,15 +10,11 @@ from diptych.boundary.element import Element
 from diptych.catalog.accelerator import Accelerator
 from diptych.catalog.dtype import Dtype
 from diptych.catalog.model import Attention, Model
+from diptych.design.capability import family
 from diptych.engines.role import RoleConfig
 
 KV_QUANT = "kv-cache-quant-algo"
 """The option under which a checkpoint's own `kv_cache_quant_algo` is kept, where whoever made the role could read it."""
-
-_HOPPER = ("H100", "H200", "H800", "H20", "GH200")
-_SM100 = ("B200", "B300", "GB200", "GB300")
-_SM120 = ("RTX-5090", "RTX-PRO-6000-SE", "DGX-Spark-GB10")
-_BEFORE_SM80 = ("V100", "T4")
 
 _MODEL_DTYPES = {
     "half": Element.FP16,
@@ -52,7 +48,7 @@ def model_element(role: RoleConfig, model: Model | None, gpu: Accelerator | None
     `--dtype auto` is the checkpoint's own type, float16 for a float32 one that is not Gemma's, and float16 below sm80
     (`configs/model_config.py`, `load_model_utils.py`). A model that is not known counts as bfloat16, as nearly all are.
     """
-    if _is(gpu, _BEFORE_SM80):
+    if _family(gpu) in ("volta", "turing"):
         return Element.FP16
     if role.dtype in _MODEL_DTYPES:
         return _MODEL_DTYPES[role.dtype]
@@ -75,7 +71,7 @@ def kv_flag(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> s
     if gpu is None or gpu.vendor not in ("NVIDIA", "AMD"):
         return role.kv_cache_dtype
     if role.kv_cache_dtype == "auto":
-        return "fp8_e4m3" if _is_blackwell(gpu) else "bfloat16"
+        return "fp8_e4m3" if _family(gpu).startswith("blackwell") else "bfloat16"
     return "bfloat16" if role.kv_cache_dtype == "bf16" else role.kv_cache_dtype
 
 
@@ -126,7 +122,7 @@ def page_size(role: RoleConfig, model: Model | None, gpu: Accelerator | None) ->
         allowed, otherwise = _PAGES.get(backend, ((), 0))
         if allowed and page not in allowed:
             page = otherwise
-    if "fa4" in backends and _is(gpu, _SM100) and not _is_mla(model):
+    if "fa4" in backends and _family(gpu) == "blackwell" and not _is_mla(model):
         return 128
     return 1 if page is None else page
 
@@ -153,9 +149,9 @@ def _default_backends(role: RoleConfig, model: Model | None, gpu: Accelerator) -
         return ("aiter",)
     if gpu.vendor != "NVIDIA":
         return ()
-    if _is(gpu, _HOPPER):
+    if _family(gpu) == "hopper":
         return ("fa3",)
-    if _is(gpu, _SM100):
+    if _family(gpu) == "blackwell":
         return _default_on_sm100(role, model)
     return ("triton" if _is_mla(model) else "flashinfer",)
 
@@ -175,12 +171,8 @@ def _is_fp8_checkpoint(role: RoleConfig) -> bool:
     return str(role.options.get(KV_QUANT, "")).upper() == "FP8"
 
 
-def _is(gpu: Accelerator | None, names: tuple[str, ...]) -> bool:
-    return gpu is not None and gpu.name.split("-")[0] in names
-
-
-def _is_blackwell(gpu: Accelerator) -> bool:
-    return _is(gpu, _SM100) or gpu.name in _SM120
+def _family(gpu: Accelerator | None) -> str:
+    return "" if gpu is None else family(gpu)
 
 
 def _is_amd(gpu: Accelerator | None) -> bool:
