@@ -31,6 +31,9 @@ class Expected:
     admission_wait: float | None = None  # seconds from the end of prefill to decode's admission, at worst
 
 
+UNKNOWN = Expected()
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """Roles that may serve one request together. Every prefill may meet every decode, as routers pair them."""
@@ -39,7 +42,7 @@ class Deployment:
     router: Router | None = None
     launcher: Launcher = Launcher.PLAIN
     source: str = ""
-    expected: Expected = Expected()
+    expected: Expected = UNKNOWN
 
     def of(self, role: Role) -> tuple[RoleConfig, ...]:
         return tuple(config for config in self.roles if config.role is role)

@@ -1,0 +1,193 @@
+"""A design as the settings an engine would be started with: what the generators write and what the planner's rules judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from diptych.catalog.dtype import Dtype
+from diptych.catalog.memory import TierKind
+from diptych.design.axes import Role, Worker
+from diptych.design.boundary import Boundary, Ownership
+from diptych.design.design import Design, Member
+from diptych.engines.backends import shared_backend
+from diptych.engines.deployment import UNKNOWN, Deployment, Expected
+from diptych.engines.engine import Engine, Launcher, Version
+from diptych.engines.handling import HANDLING
+from diptych.engines.repositories import repository
+from diptych.engines.role import Connector, EnvValue, RoleConfig
+
+BLOCK = 64
+"""Tokens of a block on both roles: what every attention backend of the table takes, and few descriptors for a transfer."""
+LEASE = 60
+"""Seconds that prefill keeps a finished prompt for decode: twice vLLM's default, which a burst was seen to outlast."""
+_ONLINE = {Dtype.FP8: "fp8", Dtype.FP8_FNUZ: "fp8"}
+"""Weight formats that vLLM and SGLang make from a 16-bit checkpoint while they load it."""
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a design is put on an engine. `checkpoints` names what a role loads where it is not the model's own repository.
+
+    `offload_bytes` is the host memory of one worker for KV when its residency is DRAM or below.
+    """
+
+    engine: Engine
+    version: Version | None = None
+    launcher: Launcher = Launcher.PLAIN
+    checkpoints: Mapping[Role, str] = field(default_factory=dict)
+    block: int = BLOCK
+    lease: int = LEASE
+    offload_bytes: int = 64 * 2**30
+    expected: Expected = UNKNOWN
+
+
+def deployment_of(design: Design, how: How) -> Deployment:
+    """The roles of a design with the settings that `how.engine` needs for it. Nothing is checked here."""
+    pairs = _pairs(design)
+    roles = tuple(
+        _config(member, pool.role, pairs, design.boundary, how, len(pool.members) > 1, index)
+        for pool in design.pools
+        for index, member in enumerate(pool.members)
+    )
+    return Deployment(roles, launcher=how.launcher, expected=how.expected)
+
+
+def checkpoint(worker: Worker, role: Role, how: How) -> str:
+    """What a role loads: the one named for it, else the model's repository, else the model's name."""
+    return how.checkpoints.get(role) or repository(worker.model) or worker.model.name
+
+
+def needs_checkpoint(worker: Worker) -> bool:
+    """Whether no engine can make this role's weights from the model's own checkpoint while it loads."""
+    wanted, native = worker.precision.weights, worker.model.native
+    return not (wanted == native or (native.is_16bit and (wanted.is_16bit or wanted in _ONLINE)))
+
+
+def _pairs(design: Design) -> tuple[tuple[Worker, Worker], ...]:
+    sides = [design.pool(role) for role in (Role.PREFILL, Role.DECODE)]
+    first, second = ([member.worker for member in side.members] if side else [] for side in sides)
+    return tuple((prefill, decode) for prefill in first for decode in second)
+
+
+def _config(
+    member: Member,
+    role: Role,
+    pairs: tuple[tuple[Worker, Worker], ...],
+    boundary: Boundary | None,
+    how: How,
+    is_mixed: bool,
+    index: int,
+) -> RoleConfig:
+    worker = member.worker
+    named = {how.checkpoints.get(role) for role in (Role.PREFILL, Role.DECODE)} - {None}
+    mounted = f"/models/{worker.model.name}" if named else ""
+    return RoleConfig(
+        role=role,
+        engine=how.engine,
+        version=how.version,
+        launcher=how.launcher,
+        name=f"{role}-{index}" if is_mixed else str(role),
+        replicas=member.count,
+        model=mounted or checkpoint(worker, role, how),
+        served_name=repository(worker.model) or worker.model.name,
+        dtype=_dtype(worker),
+        quantization=_quantization(worker, role, how),
+        kv_cache_dtype=_kv_word(worker, how.engine),
+        block_size=how.block,
+        tp=worker.parallelism.tp,
+        pp=worker.parallelism.pp,
+        dp=worker.parallelism.dp,
+        ep=worker.parallelism.ep > 1,
+        attention_backend=_backend(worker, pairs, how.engine),
+        max_seqs=worker.max_batch or None,
+        max_batched_tokens=worker.max_batched_tokens or None,
+        connector=_connector(worker, role, boundary, how),
+        gpu=worker.accelerator.name,
+        gpus_per_worker=worker.accelerators,
+        env=_environment(role, boundary, how.engine),
+        options=dict(_options(role, boundary, how.engine)),
+    )
+
+
+def _dtype(worker: Worker) -> str:
+    """The model's own 16-bit format on this accelerator: what activations have, or the wide one beside 8-bit activations."""
+    activations = worker.precision.activations
+    has_bf16 = bool(worker.accelerator.peak_flops.get(Dtype.BF16))
+    wide = activations if activations.is_16bit else Dtype.BF16 if has_bf16 else Dtype.FP16
+    return "float16" if wide is Dtype.FP16 else "bfloat16"
+
+
+def _quantization(worker: Worker, role: Role, how: How) -> str:
+    """Empty where the checkpoint says it, else the engine's word for making the format while loading."""
+    wanted, native = worker.precision.weights, worker.model.native
+    if how.checkpoints.get(role) or wanted == native or not native.is_16bit:
+        return ""
+    return _ONLINE.get(wanted, "")
+
+
+def _kv_word(worker: Worker, engine: Engine) -> str:
+    """One spelling for one format, so that the engine's comparison of spellings agrees when the formats do."""
+    kv = worker.precision.kv
+    if not kv.is_16bit:
+        return HANDLING[engine].kv.get(kv, str(kv))
+    word = "float16" if kv is Dtype.FP16 else "bfloat16"
+    return "auto" if word == _dtype(worker) else word
+
+
+def _backend(worker: Worker, pairs: tuple[tuple[Worker, Worker], ...], engine: Engine) -> str:
+    """The backend that every role of this fleet shares; pinned because each generation would choose its own."""
+    if engine is not Engine.VLLM or not pairs:
+        return ""
+    sides = {(side.accelerator, side.precision.kv) for pair in pairs for side in pair}
+    found = shared_backend(worker.model, *sorted(sides, key=lambda side: (side[0].name, side[1])))
+    return found.name if found else ""
+
+
+def _connector(worker: Worker, role: Role, boundary: Boundary | None, how: How) -> Connector | None:
+    if how.engine is not Engine.VLLM:
+        return None
+    offload = _offload(worker, how)
+    if boundary is None:
+        return offload
+    name = "NixlPushConnector" if boundary.ownership is Ownership.PUSH else "NixlConnector"
+    kv_role = "kv_producer" if role is Role.PREFILL else "kv_consumer"
+    policy = "fail" if role is Role.PREFILL else "recompute"
+    extra = {"kv_lease_duration": how.lease}
+    fields: dict[str, Any] = {"kv_connector": name, "kv_role": kv_role, "kv_load_failure_policy": policy}
+    nixl = Connector(name, kv_role, {**fields, "kv_connector_extra_config": extra}, extra)
+    if offload is None:
+        return nixl
+    children = {"connectors": [nixl.fields, offload.fields]}
+    several = {"kv_connector": "MultiConnector", "kv_role": kv_role, "kv_connector_extra_config": children}
+    return Connector("MultiConnector", kv_role, several, children, (nixl, offload))
+
+
+def _offload(worker: Worker, how: How) -> Connector | None:
+    """KV kept below HBM: host memory first, files below it."""
+    if worker.residency is TierKind.HBM:
+        return None
+    extra: dict[str, Any] = {"spec_name": "CPUOffloadingSpec", "cpu_bytes_to_use": how.offload_bytes}
+    if worker.residency is TierKind.NVME:
+        extra["spec_name"] = "TieringOffloadingSpec"
+        extra["secondary_tiers"] = [{"type": "fs", "root_dir": "/var/kv"}]
+    fields = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return Connector("OffloadingConnector", "kv_both", fields, extra)
+
+
+def _environment(role: Role, boundary: Boundary | None, engine: Engine) -> dict[str, EnvValue]:
+    if boundary is None or engine is not Engine.VLLM:
+        return {}
+    own = EnvValue(source="status.podIP")
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": own, "VLLM_NIXL_SIDE_CHANNEL_PORT": EnvValue("5600")}
+
+
+def _options(role: Role, boundary: Boundary | None, engine: Engine) -> Iterator[tuple[str, Any]]:
+    """SGLang's and TensorRT-LLM's own words for a handoff."""
+    if boundary is None or engine is not Engine.SGLANG:
+        return
+    yield "disaggregation-mode", str(role)
+    yield "disaggregation-transfer-backend", "nixl"
+    if role is Role.PREFILL:
+        yield "disaggregation-bootstrap-port", 8998
