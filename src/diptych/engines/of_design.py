@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diptych.catalog.dtype import Dtype
+from diptych.catalog.interconnect import Link, LinkKind
 from diptych.catalog.memory import TierKind
 from diptych.design.axes import Role, Worker
 from diptych.design.boundary import Boundary, Ownership
@@ -24,6 +25,16 @@ LEASE = 60
 """Seconds that prefill keeps a finished prompt for decode: twice vLLM's default, which a burst was seen to outlast."""
 _ONLINE = {Dtype.FP8: "fp8", Dtype.FP8_FNUZ: "fp8"}
 """Weight formats that vLLM and SGLang make from a 16-bit checkpoint while they load it."""
+
+_TRANSPORTS = {
+    LinkKind.SCALEUP: "cuda_ipc,cuda_copy,sm,self",
+    LinkKind.INFINIBAND: "rc,cuda_copy,cuda_ipc,self",
+    LinkKind.ROCE: "rc,cuda_copy,cuda_ipc,self",
+    LinkKind.TCP: "tcp,cuda_copy,self",
+    LinkKind.PCIE: "cuda_ipc,cuda_copy,sm,self",
+    LinkKind.HOST_STAGED: "tcp,cuda_copy,self",
+}
+"""UCX_TLS by what carries the bytes: one that is named and missing is an error at start, one that is not named is not tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +107,7 @@ def _config(
         quantization=_quantization(worker, role, how),
         kv_cache_dtype=_kv_word(worker, how.engine),
         block_size=how.block,
-        tp=worker.parallelism.tp,
+        tp=_tp(worker, how.engine),
         pp=worker.parallelism.pp,
         dp=worker.parallelism.dp,
         ep=worker.parallelism.ep > 1,
@@ -106,8 +117,8 @@ def _config(
         connector=_connector(worker, role, boundary, how),
         gpu=worker.accelerator.name,
         gpus_per_worker=worker.accelerators,
-        env=_environment(role, boundary, how.engine),
-        options=dict(_options(role, boundary, how.engine)),
+        env=_environment(boundary, how.engine),
+        options=dict(_options(worker, role, boundary, how.engine)),
     )
 
 
@@ -154,7 +165,9 @@ def _connector(worker: Worker, role: Role, boundary: Boundary | None, how: How) 
     name = "NixlPushConnector" if boundary.ownership is Ownership.PUSH else "NixlConnector"
     kv_role = "kv_producer" if role is Role.PREFILL else "kv_consumer"
     policy = "fail" if role is Role.PREFILL else "recompute"
-    extra = {"kv_lease_duration": how.lease}
+    extra: dict[str, Any] = {"kv_lease_duration": how.lease}
+    if _is_efa(boundary.link):
+        extra["backends"] = ["LIBFABRIC"]
     fields: dict[str, Any] = {"kv_connector": name, "kv_role": kv_role, "kv_load_failure_policy": policy}
     nixl = Connector(name, kv_role, {**fields, "kv_connector_extra_config": extra}, extra)
     if offload is None:
@@ -176,16 +189,35 @@ def _offload(worker: Worker, how: How) -> Connector | None:
     return Connector("OffloadingConnector", "kv_both", fields, extra)
 
 
-def _environment(role: Role, boundary: Boundary | None, engine: Engine) -> dict[str, EnvValue]:
-    if boundary is None or engine is not Engine.VLLM:
+def _tp(worker: Worker, engine: Engine) -> int:
+    """SGLang counts the ranks of all attention groups as TP; vLLM those of one."""
+    shape = worker.parallelism
+    return shape.tp * shape.dp if engine is Engine.SGLANG else shape.tp
+
+
+def _is_efa(link: Link) -> bool:
+    """AWS's adapter speaks libfabric, not the verbs that UCX uses."""
+    return link.name == "efa"
+
+
+def _environment(boundary: Boundary | None, engine: Engine) -> dict[str, EnvValue]:
+    """Where a vLLM worker says that it can be reached, and the transports that UCX may take: never silently TCP."""
+    if boundary is None:
         return {}
+    transports = {} if _is_efa(boundary.link) else {"UCX_TLS": EnvValue(_TRANSPORTS[boundary.link.kind])}
+    if engine is not Engine.VLLM:
+        return transports
     own = EnvValue(source="status.podIP")
-    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": own, "VLLM_NIXL_SIDE_CHANNEL_PORT": EnvValue("5600")}
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": own, "VLLM_NIXL_SIDE_CHANNEL_PORT": EnvValue("5600"), **transports}
 
 
-def _options(role: Role, boundary: Boundary | None, engine: Engine) -> Iterator[tuple[str, Any]]:
-    """SGLang's and TensorRT-LLM's own words for a handoff."""
-    if boundary is None or engine is not Engine.SGLANG:
+def _options(worker: Worker, role: Role, boundary: Boundary | None, engine: Engine) -> Iterator[tuple[str, Any]]:
+    """SGLang's own words for DP attention and for a handoff."""
+    if engine is not Engine.SGLANG:
+        return
+    if worker.parallelism.dp > 1:
+        yield "enable-dp-attention", True
+    if boundary is None:
         return
     yield "disaggregation-mode", str(role)
     yield "disaggregation-transfer-backend", "nixl"

@@ -1,0 +1,110 @@
+"""A role's settings as its engine's command line: the other direction of `deploy.commands`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+
+from diptych.design.axes import Role
+from diptych.engines.engine import Engine, Launcher
+from diptych.engines.role import RoleConfig
+
+
+def argv(config: RoleConfig, host: str = "0.0.0.0", port: int = 8000) -> tuple[str, ...]:  # noqa: S104  inside its container
+    """The whole command: program and arguments."""
+    return (*program(config), *arguments(config), "--host", host, "--port", str(port))
+
+
+def program(config: RoleConfig) -> tuple[str, ...]:
+    """What starts the engine, up to its first flag."""
+    if config.launcher is Launcher.DYNAMO:
+        return ("python3", "-m", f"dynamo.{config.engine}")
+    if config.engine is Engine.SGLANG:
+        return ("python3", "-m", "sglang.launch_server")
+    return ("vllm", "serve", config.model)
+
+
+def arguments(config: RoleConfig) -> tuple[str, ...]:
+    """The engine's flags, without the address to listen on."""
+    words = _sglang(config) if config.engine is Engine.SGLANG else _vllm(config)
+    return tuple(str(word) for pair in words for word in pair)
+
+
+def shell(words: tuple[str, ...], environment: dict[str, str] | None = None) -> str:
+    """One command for a script, a flag to a line; values of `environment` are taken as shell text, so that they may expand."""
+    lines = [f"{name}={value}" for name, value in (environment or {}).items()]
+    lines += [" ".join(shlex.quote(word) for word in group) for group in _grouped(words)]
+    return " \\\n  ".join(lines)
+
+
+def _grouped(words: tuple[str, ...]) -> Iterator[list[str]]:
+    """A flag with its values; the program with what precedes its first flag."""
+    group: list[str] = []
+    for word in words:
+        if word.startswith("--") and group:
+            yield group
+            group = []
+        group.append(word)
+    if group:
+        yield group
+
+
+def _vllm(config: RoleConfig) -> Iterator[tuple[str | int, ...]]:
+    if config.launcher is Launcher.DYNAMO:
+        yield "--model", config.model
+        if config.role is not Role.COLOCATED:
+            yield "--disaggregation-mode", str(config.role)
+    yield "--served-model-name", config.served_name
+    yield "--dtype", config.dtype
+    if config.quantization:
+        yield "--quantization", config.quantization
+    yield from _sizes(config, ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size"))
+    if config.ep:
+        yield ("--enable-expert-parallel",)
+    yield "--kv-cache-dtype", config.kv_cache_dtype
+    if config.block_size:
+        yield "--block-size", config.block_size
+    if config.attention_backend:
+        yield "--attention-backend", config.attention_backend
+    if config.max_seqs:
+        yield "--max-num-seqs", config.max_seqs
+    if config.max_batched_tokens:
+        yield "--max-num-batched-tokens", config.max_batched_tokens
+    if config.connector:
+        yield "--kv-transfer-config", json.dumps(dict(config.connector.fields), separators=(",", ":"))
+    yield from _others(config)
+
+
+def _sglang(config: RoleConfig) -> Iterator[tuple[str | int, ...]]:
+    yield "--model-path", config.model
+    yield "--served-model-name", config.served_name
+    yield "--dtype", config.dtype
+    if config.quantization:
+        yield "--quantization", config.quantization
+    yield from _sizes(config, ("--tp-size", "--pp-size", "--dp-size"))
+    if config.ep:
+        yield "--ep-size", config.tp
+    yield "--kv-cache-dtype", config.kv_cache_dtype
+    if config.block_size:
+        yield "--page-size", config.block_size
+    if config.max_seqs:
+        yield "--max-running-requests", config.max_seqs
+    if config.max_batched_tokens:
+        yield "--chunked-prefill-size", config.max_batched_tokens
+    yield ("--enable-metrics",)
+    yield from _others(config)
+
+
+def _sizes(config: RoleConfig, flags: tuple[str, str, str]) -> Iterator[tuple[str | int, ...]]:
+    """TP always, so that a reader sees it; PP and DP where they are more than one."""
+    yield flags[0], config.tp
+    for flag, size in zip(flags[1:], (config.pp, config.dp), strict=True):
+        if size > 1:
+            yield flag, size
+
+
+def _others(config: RoleConfig) -> Iterator[tuple[str | int, ...]]:
+    """The engine's further flags; True stands for a flag without a value."""
+    for name, value in config.options.items():
+        yield (f"--{name}",) if value is True else (f"--{name}", value)

@@ -1,0 +1,150 @@
+"""What is to be deployed, and what of it the target can express."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from diptych.catalog.dtype import Dtype
+from diptych.catalog.interconnect import Link
+from diptych.catalog.memory import TierKind
+from diptych.catalog.model import Model
+from diptych.deploy.generate.target import Target
+from diptych.design.axes import Role, Worker
+from diptych.design.boundary import Boundary, Codec, Overlap, Placement, Representation
+from diptych.design.design import Design, Member, Pool
+from diptych.engines.deployment import UNKNOWN, Deployment, Expected
+from diptych.engines.engine import READ, Version
+from diptych.engines.handling import HANDLING, Refusal, refusals
+from diptych.engines.of_design import How, deployment_of, needs_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One question of the operator's checklist, as the plan answered it."""
+
+    question: str
+    status: str
+    answer: str
+    action: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A design for a target. `checkpoints` and `images` replace what is derived; `headline` and `checklist` come from the plan.
+
+    `command` is how this was asked for, so that whoever reads the result can ask again.
+    """
+
+    design: Design
+    model: Model
+    target: Target
+    version: Version | None = None
+    name: str = "diptych"
+    checkpoints: Mapping[Role, str] = field(default_factory=dict)
+    images: Mapping[str, str] = field(default_factory=dict)
+    expected: Expected = UNKNOWN
+    headline: str = ""
+    checklist: tuple[Answer, ...] = ()
+    command: str = ""
+
+    @property
+    def release(self) -> Version:
+        """The engine's version: the one named, or the one whose source the rules were read from."""
+        return self.version or READ[self.target.engine]
+
+    @property
+    def link(self) -> Link | None:
+        return self.design.boundary.link if self.design.boundary else None
+
+    @property
+    def how(self) -> How:
+        return How(self.target.engine, self.release, self.target.launcher, self.checkpoints, expected=self.expected)
+
+    @property
+    def deployment(self) -> Deployment:
+        """The roles as the target will start them."""
+        return deployment_of(self.design, self.how)
+
+
+def inexpressible(request: Request) -> tuple[Refusal, ...]:
+    """What the target cannot say of this design, each thing once."""
+    return tuple(dict.fromkeys((*_handoff(request), *_checkpoints(request), *_shapes(request))))
+
+
+def nearest(request: Request) -> Design:
+    """The design with each choice that the target cannot express replaced by the nearest one that it can."""
+    boundary = request.design.boundary
+    if boundary is None:
+        return request.design
+    handling = HANDLING[request.target.engine]
+    kv = min((worker.precision.kv for worker in _workers(request.design)), key=lambda dtype: dtype.bytes)
+    is_conditional = boundary.placement is Placement.CONDITIONAL
+    keeps = is_conditional and not _refuses_placement(request)
+    plain = Boundary(
+        boundary.placement if keeps or not is_conditional else Placement.DISAGGREGATED,
+        boundary.link,
+        Representation(Codec.RAW, kv),
+        boundary.ownership if boundary.ownership in handling.ownerships else handling.ownerships[0],
+        boundary.overlap if boundary.overlap in handling.overlaps else Overlap.SERIAL,
+        boundary.local_below if keeps else 0,
+    )
+    pools = tuple(
+        Pool(pool.role, tuple(_storing(member, kv, request) for member in pool.members))
+        for pool in request.design.pools
+    )
+    return Design(pools, plain)
+
+
+def _storing(member: Member, kv: Dtype, request: Request) -> Member:
+    worker = member.worker
+    tier = worker.residency if worker.residency in HANDLING[request.target.engine].tiers else TierKind.HBM
+    precision = replace(worker.precision, kv=kv)
+    return replace(member, worker=replace(worker, precision=precision, residency=tier))
+
+
+def _refuses_placement(request: Request) -> bool:
+    return any(refusal.choice.startswith("prompts under") for refusal in _handoff(request))
+
+
+def _handoff(request: Request) -> Iterator[Refusal]:
+    boundary = request.design.boundary
+    if boundary is None:
+        return
+    for prefill in _of(request.design, Role.PREFILL):
+        for decode in _of(request.design, Role.DECODE):
+            yield from refusals(request.target.engine, request.target.launcher, prefill, decode, boundary)
+
+
+def _checkpoints(request: Request) -> Iterator[Refusal]:
+    for pool in request.design.pools:
+        for member in pool.members:
+            if needs_checkpoint(member.worker) and not request.checkpoints.get(pool.role):
+                weights = member.worker.precision.weights
+                yield Refusal(
+                    f"{weights} weights for {pool.role}",
+                    f"no engine makes {weights} weights from {request.model.name}'s own checkpoint while it loads",
+                    f"name a checkpoint that has them: --checkpoint {pool.role}=ORG/NAME",
+                )
+
+
+def _shapes(request: Request) -> Iterator[Refusal]:
+    """What a manifest has one field for and the design has several values of."""
+    if request.target in (Target.KSERVE, Target.LLM_D):
+        for pool in request.design.pools:
+            if len(pool.members) > 1:
+                kinds = ", ".join(member.worker.label for member in pool.members)
+                yield Refusal(
+                    f"a mixed {pool.role} pool ({kinds})",
+                    f"{request.target} has one {pool.role} template",
+                    f"one kind of {pool.role} worker, or one deployment for each",
+                )
+
+
+def _of(design: Design, role: Role) -> tuple[Worker, ...]:
+    pool = design.pool(role)
+    return tuple(member.worker for member in pool.members) if pool else ()
+
+
+def _workers(design: Design) -> tuple[Worker, ...]:
+    return tuple(member.worker for pool in design.pools for member in pool.members)

@@ -1,0 +1,39 @@
+"""What can be written for, and which engine and launcher each target means."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from diptych.engines.engine import Engine, Launcher
+
+
+class Target(StrEnum):
+    """A way to deploy."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    COMPOSE = "compose"
+    DYNAMO_VLLM = "dynamo-vllm"
+    DYNAMO_SGLANG = "dynamo-sglang"
+    KSERVE = "kserve"
+    LLM_D = "llm-d"
+
+    @property
+    def engine(self) -> Engine:
+        return Engine.SGLANG if "sglang" in self.value else Engine.VLLM
+
+    @property
+    def launcher(self) -> Launcher:
+        return _LAUNCHERS.get(self, Launcher.PLAIN)
+
+    @property
+    def is_kubernetes(self) -> bool:
+        return self in _LAUNCHERS
+
+
+_LAUNCHERS = {
+    Target.DYNAMO_VLLM: Launcher.DYNAMO,
+    Target.DYNAMO_SGLANG: Launcher.DYNAMO,
+    Target.KSERVE: Launcher.KSERVE,
+    Target.LLM_D: Launcher.LLM_D,
+}
