@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from diptych.catalog.accelerator import Accelerator
-from diptych.catalog.model import Model
+from diptych.boundary.describe import layers_of
+from diptych.boundary.descriptor import KVState, Layout, Shard, Storage
+from diptych.boundary.element import Element
+from diptych.boundary.format import NO_SCALES, Format
+from diptych.boundary.identity import Identity
+from diptych.engines import resolve_sglang, resolve_vllm
 from diptych.engines.deployment import Deployment
+from diptych.engines.engine import Engine
+from diptych.engines.resolve_stored import FROM_CHECKPOINT, UNIT, Stored
 from diptych.engines.role import RoleConfig
+
+if TYPE_CHECKING:
+    from diptych.catalog.accelerator import Accelerator
+    from diptych.catalog.model import Model
 
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """Two roles that may meet, with what is known of their model and accelerators; the argument of every rule."""
+    """Two roles that may meet, with what is known of their model and accelerators; the argument of every rule.
+
+    `decode_model` is given where decode's own name is of another model. `stored` and `decode_stored` are what each role will
+    store: resolved once, when the two are joined.
+    """
 
     prefill: RoleConfig
     decode: RoleConfig
@@ -20,3 +35,65 @@ class Joint:
     model: Model | None = None
     prefill_gpu: Accelerator | None = None
     decode_gpu: Accelerator | None = None
+    decode_model: Model | None = None
+    prefill_stored: Stored = field(init=False, compare=False)
+    decode_stored: Stored = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        theirs = self.decode_model or self.model
+        object.__setattr__(self, "prefill_stored", stored(self.prefill, self.model, self.prefill_gpu))
+        object.__setattr__(self, "decode_stored", stored(self.decode, theirs, self.decode_gpu))
+
+
+def stored(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> Stored:
+    """What `role` stores, by its own engine's resolution; the parts that are not known say so."""
+    match role.engine:
+        case Engine.VLLM:
+            return resolve_vllm.resolve(role, model, gpu)
+        case Engine.SGLANG:
+            return _sglang(role, model, gpu)
+        case _:
+            return _plain(role)
+
+
+def kv_state(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> KVState | None:
+    """The Runtime KV State of a role's worker; None while its model, element format, scales or block are not known."""
+    found = stored(role, model, gpu)
+    if model is None or found.element is None or found.scaling is None or found.moved_tokens is None:
+        return None
+    return KVState(
+        Identity(model.name, role.revision or None, tokenizer=role.tokenizer or None),
+        layers_of(model),
+        Format(found.element, found.scaling),
+        Storage(found.moved_tokens, found.layout),
+        Shard(role.tp, role.pp, role.dp, role.dcp),
+    )
+
+
+def _sglang(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> Stored:
+    element = resolve_sglang.stored_element(role, model, gpu)
+    page = resolve_sglang.page_size(role, model, gpu)
+    scaling = None if element is None else NO_SCALES if element.is_float else UNIT
+    unknown = () if model else (f"model {role.model!r} is not in the catalog: bfloat16 is assumed",)
+    return Stored(
+        resolve_sglang.compared_dtype(role, model, gpu),
+        element,
+        FROM_CHECKPOINT if scaling is UNIT and resolve_vllm.brings_kv_scales(role.model) else scaling,
+        resolve_sglang.model_element(role, model, gpu),
+        page,
+        page,
+        Layout.LBNHC,
+        resolve_sglang.attention_backends(role, model, gpu),
+        unknown=unknown if gpu else (*unknown, "no accelerator of the catalog was named"),
+    )
+
+
+_PLAIN = {"fp8": Element.E4M3FN, "nvfp4": Element.NVFP4, "int8": Element.INT8}
+
+
+def _plain(role: RoleConfig) -> Stored:
+    """TensorRT-LLM: the settings as they stand (`kv_cache_config.dtype`, `tokens_per_block`)."""
+    word = role.kv_cache_dtype or "auto"
+    element = resolve_vllm.MODEL_WORDS.get(role.dtype if word == "auto" else word) or _PLAIN.get(word)
+    unknown = () if element else ("the KV format follows the checkpoint, which was not read",)
+    return Stored(word, element, None, None, role.block_size, role.block_size, unknown=unknown)
