@@ -1,0 +1,113 @@
+"""TensorRT-LLM's rules: what its cache transceiver asks of both sides before it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from diptych.boundary.element import Element
+from diptych.engines.engine import Engine
+from diptych.engines.resolve import Joint
+from diptych.engines.resolve_sglang import KV_QUANT
+from diptych.engines.role import NOTHING, RoleConfig
+from diptych.engines.rule import Clash, Rule, Severity
+from diptych.engines.rules.names import different_models
+
+TOKENS_PER_BLOCK = 32
+"""`kv_cache_config.tokens_per_block` where it is not set."""
+
+_FORMATTER = "TensorRT-LLM cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp (CacheFormatter::inquireSupport)"
+_REFUSED = "Disagg server does not currently support these cacheState"
+_DTYPES = {
+    "fp8": Element.E4M3FN,
+    "nvfp4": Element.NVFP4,
+    "int8": Element.INT8,
+    "float16": Element.FP16,
+    "fp16": Element.FP16,
+    "half": Element.FP16,
+    "bfloat16": Element.BF16,
+    "bf16": Element.BF16,
+    "float32": Element.FP32,
+}
+
+
+def tokens_per_block(role: RoleConfig) -> int:
+    return int(role.block_size or _kv_config(role).get("tokens_per_block") or TOKENS_PER_BLOCK)
+
+
+def stored_element(role: RoleConfig) -> Element | None:
+    """What `kv_cache_config.dtype` stores, auto being the checkpoint's KV format or the model's type; None for another word."""
+    word = role.kv_cache_dtype if role.kv_cache_dtype != "auto" else str(_kv_config(role).get("dtype") or "auto")
+    if word == "auto":
+        word = str(role.options.get(KV_QUANT) or role.dtype)
+    return Element.BF16 if word == "auto" else _DTYPES.get(word.casefold())
+
+
+def _kv_config(role: RoleConfig) -> Mapping[str, Any]:
+    config = role.options.get("kv_cache_config", NOTHING)
+    return config if isinstance(config, Mapping) else NOTHING
+
+
+def _same_cache_state(joint: Joint) -> Iterator[Clash]:
+    prefill, decode = joint.prefill, joint.decode
+    stored = (stored_element(prefill), stored_element(decode))
+    if stored[0] != stored[1] and None not in stored:
+        yield Clash(
+            str(stored[0]),
+            str(stored[1]),
+            "set the same kv_cache_config.dtype on both roles: TensorRT-LLM does not convert",
+            (prefill.place("kv_cache_dtype"), decode.place("kv_cache_dtype")),
+        )
+    blocks = (tokens_per_block(prefill), tokens_per_block(decode))
+    if blocks[0] != blocks[1]:
+        yield Clash(
+            f"blocks of {blocks[0]} tokens",
+            f"blocks of {blocks[1]} tokens",
+            f"set kv_cache_config.tokens_per_block: {max(blocks)} on both roles",
+            (prefill.place("block_size"), decode.place("block_size")),
+        )
+    if different_models(prefill.model, decode.model):
+        yield Clash(
+            prefill.model,
+            decode.model,
+            "serve one model on both roles: layers, heads and head size must agree",
+            (prefill.place("model"), decode.place("model")),
+        )
+
+
+def _router_blocks(joint: Joint) -> Iterator[Clash]:
+    router = joint.deployment.router
+    if router is None:
+        return
+    for setting in ("tokens_per_block", "kv-cache-block-size"):
+        hashed = router.settings.get(setting)
+        for role in (joint.prefill, joint.decode):
+            if hashed and int(hashed) != tokens_per_block(role):
+                blocks = f"blocks of {tokens_per_block(role)} tokens"
+                yield Clash(
+                    blocks if role is joint.prefill else "",
+                    blocks if role is joint.decode else "",
+                    f"hash blocks of {tokens_per_block(role)} tokens in the router, which hashes {hashed}",
+                    (role.place("block_size"), router.places.get(setting, f"router {setting}")),
+                )
+
+
+RULES = (
+    Rule(
+        "TR1",
+        Engine.TRTLLM,
+        Severity.REQUEST,
+        "Both roles store one KV type in blocks of one size, of the same layers, heads and attention",
+        _FORMATTER,
+        _same_cache_state,
+        message=_REFUSED,
+    ),
+    Rule(
+        "TR2",
+        Engine.TRTLLM,
+        Severity.SLOW,
+        "The router hashes prompts in the workers' tokens_per_block",
+        "https://github.com/NVIDIA/TensorRT-LLM/issues/14882 (32 against 64: no prefix hit at all)",
+        _router_blocks,
+    ),
+)
