@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from diptych.design.axes import Role
 from diptych.engines.engine import Engine, Launcher
 from diptych.engines.role import RoleConfig
 
-
-def argv(config: RoleConfig, host: str = "0.0.0.0", port: int = 8000) -> tuple[str, ...]:  # noqa: S104  inside its container
-    """The whole command: program and arguments."""
-    return (*program(config), *arguments(config), "--host", host, "--port", str(port))
+Flag = tuple[str, *tuple[str | int, ...]]
 
 
 def program(config: RoleConfig) -> tuple[str, ...]:
@@ -27,30 +24,24 @@ def program(config: RoleConfig) -> tuple[str, ...]:
 
 def arguments(config: RoleConfig) -> tuple[str, ...]:
     """The engine's flags, without the address to listen on."""
-    words = _sglang(config) if config.engine is Engine.SGLANG else _vllm(config)
-    return tuple(str(word) for pair in words for word in pair)
+    return tuple(str(word) for words in _flags(config) for word in words)
 
 
-def shell(words: tuple[str, ...], environment: dict[str, str] | None = None) -> str:
-    """One command for a script, a flag to a line; values of `environment` are taken as shell text, so that they may expand."""
-    lines = [f"{name}={value}" for name, value in (environment or {}).items()]
-    lines += [" ".join(shlex.quote(word) for word in group) for group in _grouped(words)]
-    return " \\\n  ".join(lines)
+def command(config: RoleConfig, host: str, port: str, taken: Mapping[str, str]) -> str:
+    """The whole command for a script, a flag to a line. `host`, `port` and the values of `taken` are shell text that may expand."""
+    lines = [" ".join(shlex.quote(word) for word in program(config))]
+    for flag, *values in _flags(config):
+        name = flag.removeprefix("--")
+        shown = [taken[name]] if name in taken else [shlex.quote(str(value)) for value in values]
+        lines.append(" ".join((flag, *shown)))
+    return " \\\n  ".join((*lines, f"--host {host} --port {port}"))
 
 
-def _grouped(words: tuple[str, ...]) -> Iterator[list[str]]:
-    """A flag with its values; the program with what precedes its first flag."""
-    group: list[str] = []
-    for word in words:
-        if word.startswith("--") and group:
-            yield group
-            group = []
-        group.append(word)
-    if group:
-        yield group
+def _flags(config: RoleConfig) -> Iterator[Flag]:
+    return _sglang(config) if config.engine is Engine.SGLANG else _vllm(config)
 
 
-def _vllm(config: RoleConfig) -> Iterator[tuple[str | int, ...]]:
+def _vllm(config: RoleConfig) -> Iterator[Flag]:
     if config.launcher is Launcher.DYNAMO:
         yield "--model", config.model
         if config.role is not Role.COLOCATED:
@@ -76,7 +67,7 @@ def _vllm(config: RoleConfig) -> Iterator[tuple[str | int, ...]]:
     yield from _others(config)
 
 
-def _sglang(config: RoleConfig) -> Iterator[tuple[str | int, ...]]:
+def _sglang(config: RoleConfig) -> Iterator[Flag]:
     yield "--model-path", config.model
     yield "--served-model-name", config.served_name
     yield "--dtype", config.dtype
@@ -96,7 +87,7 @@ def _sglang(config: RoleConfig) -> Iterator[tuple[str | int, ...]]:
     yield from _others(config)
 
 
-def _sizes(config: RoleConfig, flags: tuple[str, str, str]) -> Iterator[tuple[str | int, ...]]:
+def _sizes(config: RoleConfig, flags: tuple[str, str, str]) -> Iterator[Flag]:
     """TP always, so that a reader sees it; PP and DP where they are more than one."""
     yield flags[0], config.tp
     for flag, size in zip(flags[1:], (config.pp, config.dp), strict=True):
@@ -104,7 +95,7 @@ def _sizes(config: RoleConfig, flags: tuple[str, str, str]) -> Iterator[tuple[st
             yield flag, size
 
 
-def _others(config: RoleConfig) -> Iterator[tuple[str | int, ...]]:
+def _others(config: RoleConfig) -> Iterator[Flag]:
     """The engine's further flags; True stands for a flag without a value."""
     for name, value in config.options.items():
         yield (f"--{name}",) if value is True else (f"--{name}", value)

@@ -1,0 +1,112 @@
+"""Shell scripts for bare machines: one per role that runs on each of its hosts, one for the router, the addresses in one file."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from diptych.deploy.generate.argv import command
+from diptych.deploy.generate.request import Request
+from diptych.deploy.generate.templates import fill
+from diptych.design.axes import Role
+from diptych.engines.engine import Engine
+from diptych.engines.role import RoleConfig
+
+FIRST_PORT = {Role.PREFILL: 8100, Role.DECODE: 8200, Role.COLOCATED: 8100}
+"""The first worker of a host listens here, the next ones above it."""
+FIRST_SIDE_CHANNEL = {Role.PREFILL: 5600, Role.DECODE: 5800}
+"""vLLM's handshake ports: one for each DP rank of each worker of a host."""
+FIRST_BOOTSTRAP = 8998
+ROUTER_PORT = 8000
+HOSTS = "hosts.env"
+
+
+def scripts(request: Request) -> dict[str, str]:
+    """hosts.env, a script for each role, and one for the router."""
+    roles = request.deployment.roles
+    workers = {f"{config.name}.sh": _worker(config) for config in roles}
+    return {HOSTS: hosts(roles), **workers, "router.sh": _router(request, roles)}
+
+
+def hosts(roles: tuple[RoleConfig, ...]) -> str:
+    """The addresses of every worker, with examples to replace."""
+    lines = ["# host:port of every worker, with spaces between. The addresses are examples: put yours."]
+    for first, config in enumerate(roles, start=1):
+        port = FIRST_PORT[config.role]
+        examples = " ".join(f"10.0.{first}.{worker}:{port}" for worker in range(1, config.replicas + 1))
+        lines.append(f"# {config.replicas} × {config.role}, {config.gpus_per_worker} × {config.gpu} each")
+        lines.append(f'{_variable(config)}="{examples}"')
+    return "\n".join(lines) + "\n"
+
+
+def _variable(config: RoleConfig) -> str:
+    return f"{config.name.upper().replace('-', '_')}_WORKERS"
+
+
+def _worker(config: RoleConfig) -> str:
+    return fill(
+        "worker.sh.j2",
+        config=config,
+        port=FIRST_PORT[config.role],
+        assignments=tuple(_assignments(config)),
+        exports=tuple(_exports(config)),
+        command=command(config, host='"$HOST_IP"', port='"$port"', taken=_TAKEN),
+    )
+
+
+_TAKEN = {"disaggregation-bootstrap-port": '"$bootstrap"'}
+"""Flags whose value a script works out for itself."""
+
+
+def _assignments(config: RoleConfig) -> Iterator[str]:
+    if "VLLM_NIXL_SIDE_CHANNEL_PORT" in config.env:
+        each = f"worker * {config.dp}" if config.dp > 1 else "worker"
+        yield f"side_channel=$(({FIRST_SIDE_CHANNEL[config.role]} + {each}))"
+    if "disaggregation-bootstrap-port" in config.options:
+        yield f"bootstrap=$(({FIRST_BOOTSTRAP} + worker))"
+
+
+def _exports(config: RoleConfig) -> Iterator[tuple[str, str]]:
+    own = {"VLLM_NIXL_SIDE_CHANNEL_HOST": '"$HOST_IP"', "VLLM_NIXL_SIDE_CHANNEL_PORT": '"$side_channel"'}
+    for name, value in config.env.items():
+        yield name, own.get(name) or shlex.quote(value.text)
+
+
+def _router(request: Request, roles: tuple[RoleConfig, ...]) -> str:
+    return fill(
+        "router.sh.j2",
+        port=ROUTER_PORT,
+        hosts=HOSTS,
+        roles=roles,
+        variable=_variable,
+        flag=lambda config: "--worker-urls" if config.role is Role.COLOCATED else f"--{config.role}",
+        suffix=_bootstrap,
+        command=" \\\n  ".join(router_words(request)),
+    )
+
+
+def _bootstrap(config: RoleConfig) -> str:
+    """The port beside a prefill worker's address where decode finds it: as far above the first as its own port is."""
+    if "disaggregation-bootstrap-port" not in config.options:
+        return ""
+    return f' "$(({FIRST_BOOTSTRAP} + ${{address##*:}} - {FIRST_PORT[config.role]}))"'
+
+
+def router_words(request: Request) -> Iterator[str]:
+    """The router's command as shell text, a flag to a line; `workers` is the array that the script has filled."""
+    apart = request.design.is_disaggregated
+    if request.target.engine is Engine.SGLANG:
+        yield "python3 -m sglang_router.launch_router"
+        if apart:
+            yield "--pd-disaggregation"
+            yield "--prefill-policy cache_aware --decode-policy power_of_two"
+    else:
+        yield "vllm-router"
+        if apart:
+            yield "--vllm-pd-disaggregation --kv-connector nixl"
+            yield "--prefill-policy cache_aware --decode-policy power_of_two"
+    if not apart:
+        yield "--policy cache_aware"
+    yield '"${workers[@]}"'
+    yield f"--host 127.0.0.1 --port {ROUTER_PORT}"
+    yield "--prometheus-host 127.0.0.1 --prometheus-port 29000"
