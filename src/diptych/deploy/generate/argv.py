@@ -28,7 +28,7 @@ def arguments(config: RoleConfig) -> tuple[str, ...]:
 
 
 def command(config: RoleConfig, host: str, port: str, taken: Mapping[str, str]) -> str:
-    """The whole command for a script, a flag to a line. `host`, `port` and the values of `taken` are shell text that may expand."""
+    """The whole command for a script, a flag to a line. `host`, `port` and `taken` values are shell text and may expand."""
     lines = [" ".join(shlex.quote(word) for word in program(config))]
     for flag, *values in _flags(config):
         name = flag.removeprefix("--")
