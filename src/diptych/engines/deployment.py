@@ -9,6 +9,7 @@ from typing import Any
 from diptych.design.axes import Role
 from diptych.engines.engine import Launcher
 from diptych.engines.role import RoleConfig
+from diptych.errors import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,17 @@ UNKNOWN = Expected()
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Roles that may serve one request together. Every prefill may meet every decode, as routers pair them."""
+    """Roles that may serve one request together. Every prefill may meet every decode, as routers pair them.
+
+    `findings` are what its reader could not use, or knows that a program will refuse: an unknown flag, a field outside the schema.
+    """
 
     roles: tuple[RoleConfig, ...]
     router: Router | None = None
     launcher: Launcher = Launcher.PLAIN
     source: str = ""
     expected: Expected = UNKNOWN
+    findings: tuple[Finding, ...] = ()
 
     def of(self, role: Role) -> tuple[RoleConfig, ...]:
         return tuple(config for config in self.roles if config.role is role)

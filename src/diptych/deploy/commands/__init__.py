@@ -1,0 +1,1 @@
+"""Launch commands and shell scripts as people write them, read without running anything."""

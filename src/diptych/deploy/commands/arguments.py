@@ -1,0 +1,281 @@
+"""A program's arguments matched with its flags: typed values with their places, and a finding for each that it would refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from diptych.deploy.commands.flags import Flag, FlagTable, Kind
+from diptych.deploy.commands.statements import Word
+from diptych.deploy.secrets import HIDDEN, hidden, is_secret
+from diptych.errors import Finding
+
+MAX_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a flag was given. `value` is None when the text leaves it to something outside the file (`known` False)."""
+
+    flag: Flag
+    value: Any
+    text: str
+    where: str
+    known: bool = True
+
+    @property
+    def place(self) -> str:
+        """Its place in a file, or, where the text has no lines, the place and the flag: 'prefill --block-size'."""
+        return self.where if re.search(r":\d+$", self.where) else f"{self.where} --{self.flag.name}"
+
+
+@dataclass(slots=True)
+class Arguments:
+    """The flags by long name, and the words that belong to none."""
+
+    given: dict[str, Given] = field(default_factory=dict)
+    positionals: list[Word] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def value(self, name: str, default: Any = None) -> Any:
+        found = self.given.get(name)
+        return default if found is None or found.value is None else found.value
+
+
+def parse_arguments(words: Sequence[Word], table: FlagTable) -> Arguments:
+    """Match words with a program's flags as its own parser would: the last of a repeated flag counts."""
+    return _Parser(list(words), table).parse()
+
+
+class _Parser:
+    def __init__(self, words: list[Word], table: FlagTable) -> None:
+        self.words, self.table, self.at = words, table, 0
+        self.result = Arguments()
+
+    def parse(self) -> Arguments:
+        while self.at < len(self.words):
+            word = self.words[self.at]
+            self.at += 1
+            if not is_flag(word.text):
+                self._positional(word)
+            elif word.text.startswith("-O") and self.table.dotted:
+                self._optimization(word)
+            else:
+                self._flag(word)
+        return self.result
+
+    def _positional(self, word: Word) -> None:
+        if not word.text.strip():
+            self._find(
+                word.where,
+                "a space after the backslash ends the command here",
+                "a backslash at the very end of the line",
+            )
+        elif not word.known and re.fullmatch(r"\$\{?\w+(\[@\])?\}?", word.text):
+            self._find(
+                word.where, f"{word.text} is set outside this text: what it adds is not read", "its flags, written out"
+            )
+        else:
+            self.result.positionals.append(word)
+
+    def _optimization(self, word: Word) -> None:
+        level = word.text[2:].removeprefix("=")
+        if not level and self.at < len(self.words):
+            level = self.words[self.at].text
+            self.at += 1
+        self._keep(self.table.spellings["--optimization-level"], level, level, word)
+
+    def _flag(self, word: Word) -> None:
+        spelling, equals, attached = word.text.partition("=")
+        base, dot, path = spelling.partition(".")
+        dotted = self.table.dotted and dot != "" and self.table.match(base) is not None
+        match = self.table.match(base if dotted else spelling)
+        if match is None:
+            self._unknown(spelling, word, bool(equals))
+            return
+        if len(match.flags) > 1:
+            names = ", ".join(f"--{flag.name}" for flag in match.flags[:5])
+            self._find(
+                word.where, f"{spelling} is short for more than one flag of {self.table.program}", f"one of {names}"
+            )
+            self._skip_value(bool(equals))
+            return
+        flag = match.flags[0]
+        if dotted:
+            self._dotted(flag, path, attached if equals else None, word)
+        elif flag.kind in (Kind.SWITCH, Kind.BOOLEAN):
+            self._switch(flag, not match.off, word, bool(equals))
+        else:
+            self._value(flag, attached if equals else None, word)
+
+    def _unknown(self, spelling: str, word: Word, attached: bool) -> None:
+        instead = self.table.instead(spelling)
+        if instead is not None:
+            problem = f"{spelling} was removed from {self.table.program}"
+            self._find(self._place(word, spelling), problem, instead, "")
+        else:
+            problem = f"{spelling} is no flag of {self.table.program} {self.table.release}"
+            self._find(self._place(word, spelling), problem, "", self.table.hint(spelling))
+        self._skip_value(attached)
+
+    def _skip_value(self, attached: bool) -> None:
+        if not attached and self.at < len(self.words) and not is_flag(self.words[self.at].text):
+            self.at += 1
+
+    def _switch(self, flag: Flag, on: bool, word: Word, attached: bool) -> None:
+        if attached:
+            self._find(self._place(word, f"--{flag.name}"), f"--{flag.name} takes no value", "the flag alone")
+        self._keep(flag, on, str(on).lower(), word)
+
+    def _following(self) -> list[Word]:
+        start = self.at
+        while self.at < len(self.words) and not is_flag(self.words[self.at].text):
+            self.at += 1
+        return self.words[start : self.at]
+
+    def _value(self, flag: Flag, attached: str | None, word: Word) -> None:
+        if flag.kind in (Kind.LIST, Kind.APPEND):
+            self._list(
+                flag, [Word(attached, word.where, word.known)] if attached is not None else self._following(), word
+            )
+            return
+        if attached is not None:
+            value: Word | None = Word(attached, word.where, word.known)
+        elif self.at < len(self.words) and not is_flag(self.words[self.at].text):
+            value = self.words[self.at]
+            self.at += 1
+        else:
+            value = None
+        if value is not None:
+            self._scalar(flag, value)
+        elif flag.kind is Kind.OPTIONAL:
+            self._keep(flag, True, "true", word)
+        else:
+            self._find(self._place(word, f"--{flag.name}"), f"--{flag.name} is given no value", _expected(flag))
+
+    def _list(self, flag: Flag, values: list[Word], word: Word) -> None:
+        texts = tuple(hidden(flag.name, value.text) for value in values)
+        earlier = self.result.value(flag.name, ())
+        kept: Any = (*earlier, texts) if flag.kind is Kind.APPEND else texts
+        self._keep(flag, kept, " ".join(texts), word, all(value.known for value in values))
+
+    def _scalar(self, flag: Flag, word: Word) -> None:
+        try:
+            value = _typed(flag, word.text)
+        except ValueError:
+            if word.known:
+                self._find(self._place(word, f"--{flag.name}"), _refusal(flag, word.text), _expected(flag))
+            else:
+                problem = f"--{flag.name} is {_shown(flag.name, word.text)}, which is set outside this text"
+                self._find(self._place(word, f"--{flag.name}"), problem, _expected(flag))
+            self._keep(flag, None, word.text, word, known=False)
+            return
+        self._keep(flag, value, word.text, word, word.known)
+
+    def _dotted(self, flag: Flag, path: str, attached: str | None, word: Word) -> None:
+        """`--kv-transfer-config.kv_connector X`: one key of a JSON flag; a trailing + adds to a list."""
+        if attached is None:
+            following = self.words[self.at] if self.at < len(self.words) else None
+            attached = following.text if following else ""
+            self.at += 1
+        value: Any = attached.split(",") if path.endswith("+") else _loose_json(attached)
+        for key in reversed(path.removesuffix("+").split(".")):
+            value = {key: value}
+        before = self.result.value(flag.name, {})
+        merged = _merged(before, value) if isinstance(before, Mapping) else value
+        self._keep(flag, merged, json.dumps(merged), word)
+
+    def _keep(self, flag: Flag, value: Any, text: str, word: Word, known: bool = True) -> None:
+        if is_secret(flag.name) and flag.kind not in (Kind.SWITCH, Kind.BOOLEAN):
+            value, text = HIDDEN, HIDDEN
+        self.result.given[flag.name] = Given(flag, value, text, word.where, known)
+
+    def _place(self, word: Word, spelling: str) -> str:
+        return word.where if re.search(r":\d+$", word.where) else f"{word.where} {spelling}"
+
+    def _find(self, where: str, problem: str, expected: str = "", hint: str = "") -> None:
+        self.result.findings.append(Finding(where, problem, expected, hint))
+
+
+def is_flag(text: str) -> bool:
+    """Whether a word starts a flag, and is no negative number and no lone dash."""
+    return len(text) > 1 and text[0] == "-" and not re.fullmatch(r"-\d+(\.\d+)?", text)
+
+
+def _typed(flag: Flag, text: str) -> Any:
+    if flag.choices and text not in flag.choices:
+        raise ValueError(text)
+    if flag.kind is Kind.INT:
+        return _integer(text)
+    if flag.kind is Kind.FLOAT:
+        return float(text)
+    if flag.kind is Kind.JSON:
+        return _json(text)
+    return text
+
+
+_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def _integer(text: str) -> int:
+    """Whole numbers, with vLLM's suffixes: 8k is 8,000, 8K is 8,192; 'auto' is -1."""
+    if text.strip().lower() == "auto":
+        return -1
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", text.strip())
+    return int(float(match[1]) * _SUFFIXES[match[2]]) if match else int(text)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        pieces = re.split(r'("(?:[^"\\]|\\.)*")', text)
+        pieces[::2] = [
+            re.sub(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", lambda m: str(_integer(m[0])), piece) for piece in pieces[::2]
+        ]
+        return json.loads("".join(pieces))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _loose_json(text: str) -> Any:
+    """A value after a dotted flag: JSON, a number with a suffix, or the words themselves."""
+    for read in (_json, _integer):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _merged(before: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(before)
+    for key, value in added.items():
+        old = merged.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merged(old, value)
+        elif isinstance(old, list) and isinstance(value, list):
+            merged[key] = [*old, *value]
+        else:
+            merged[key] = value
+    return merged
+
+
+def _refusal(flag: Flag, text: str) -> str:
+    if flag.kind is Kind.JSON:
+        return f"--{flag.name} is not JSON"
+    return f"--{flag.name} is {_shown(flag.name, text)!r}"
+
+
+def _expected(flag: Flag) -> str:
+    if flag.choices:
+        return "one of " + ", ".join(flag.choices)
+    return {Kind.INT: "a whole number", Kind.FLOAT: "a number", Kind.JSON: "a JSON object"}.get(flag.kind, "a value")
+
+
+def _shown(name: str, text: str) -> str:
+    shown = hidden(name, text)
+    return shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "..."

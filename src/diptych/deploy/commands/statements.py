@@ -1,0 +1,183 @@
+"""A shell text as the commands it would start: assignments followed, arrays unfolded, exports kept, nothing run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from diptych.deploy.commands.words import REDIRECTIONS, Lexeme, Part, Reference, Text, lex
+from diptych.engines.role import EnvValue
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One argument as the program would get it, and its place. `known` is False when a part is decided elsewhere: `$HOST`."""
+
+    text: str
+    where: str
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A command with the environment that the text gives it."""
+
+    words: tuple[Word, ...]
+    env: Mapping[str, EnvValue] = field(default_factory=dict)
+    env_places: Mapping[str, str] = field(default_factory=dict)
+
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_OPENERS = frozenset({"do", "then", "else", "elif", "if", "while", "until", "!", "{", "time", "builtin", "command"})
+_KEYWORDS = frozenset({"for", "case", "esac", "fi", "done", "}", "function", "select", "in"})
+_SETTERS = frozenset({"export", "declare", "typeset", "readonly", "local"})
+
+
+def statements(text: str, where: str, first_line: int = 1, lines: bool = True) -> list[Statement]:
+    """The commands of a shell text in order.
+
+    `where` names the text; with `lines`, places are `where:line`, counted from `first_line`. Raises InvalidInput where a quote is open.
+    """
+    return list(_Reader(where, lines).read(lex(text, where, first_line)))
+
+
+def env_value(word: Word) -> EnvValue:
+    """What a word sets a variable to: its text, or, where a part is decided elsewhere, the whole as a source."""
+    return EnvValue(text=word.text) if word.known else EnvValue(source=word.text)
+
+
+class _Reader:
+    """Follows assignments from top to bottom, as a shell does; loops and conditions are read once, as written."""
+
+    def __init__(self, where: str, lines: bool) -> None:
+        self.where, self.lines = where, lines
+        self.variables: dict[str, list[Word]] = {}
+        self.exported: set[str] = set()
+
+    def read(self, lexemes: list[Lexeme]) -> Iterator[Statement]:
+        pending: list[Lexeme] = []
+        skip_word = False
+        array: str | None = None
+        for lexeme in [*lexemes, Lexeme(0, operator="\n")]:
+            if array is not None:
+                array = self._array_element(array, lexeme)
+            elif lexeme.operator in REDIRECTIONS:
+                skip_word = True
+            elif not lexeme.operator:
+                pending += [] if skip_word else [lexeme]
+                skip_word = False
+            elif lexeme.operator == "(" and (name := self._opens_array(pending)) is not None:
+                array = name
+                pending.pop()
+            else:
+                yield from self._statement(pending)
+                pending, skip_word = [], False
+
+    def _opens_array(self, pending: list[Lexeme]) -> str | None:
+        match = _ASSIGNMENT.fullmatch(_literal(pending[-1])) if pending else None
+        if match is None or match[3]:
+            return None
+        if not match[2]:
+            self.variables[match[1]] = []
+        return match[1]
+
+    def _array_element(self, name: str, lexeme: Lexeme) -> str | None:
+        if lexeme.operator == ")":
+            return None
+        if not lexeme.operator:
+            self.variables.setdefault(name, []).extend(self._expand(lexeme))
+        return name
+
+    def _statement(self, lexemes: list[Lexeme]) -> Iterator[Statement]:
+        while lexemes and _literal(lexemes[0]) in _OPENERS:
+            lexemes = lexemes[1:]
+        if not lexemes or _literal(lexemes[0]) in _KEYWORDS:
+            return
+        if _literal(lexemes[0]) in _SETTERS:
+            self._set(lexemes[1:], export=_literal(lexemes[0]) == "export" or "-x" in map(_literal, lexemes))
+            return
+        count = next((i for i, lexeme in enumerate(lexemes) if _assignment(lexeme) is None), len(lexemes))
+        if count == len(lexemes):
+            self._set(lexemes, export=False)
+            return
+        own = [_assignment(lexeme) for lexeme in lexemes[:count]]
+        given = {name: self._joined(parts, line) for name, parts, line in filter(None, own)}
+        words = [word for lexeme in lexemes[count:] for word in self._expand(lexeme)]
+        env = {name: self._value(name) for name in sorted(self.exported) if name in self.variables} | given
+        if words:
+            yield Statement(
+                tuple(words),
+                {name: env_value(word) for name, word in env.items()},
+                {name: word.where for name, word in env.items()},
+            )
+
+    def _set(self, lexemes: list[Lexeme], export: bool) -> None:
+        for lexeme in lexemes:
+            assigned = _assignment(lexeme)
+            name = assigned[0] if assigned else _literal(lexeme)
+            if assigned:
+                self.variables[name] = [self._joined(assigned[1], assigned[2])]
+            if export:
+                self.exported.add(name)
+
+    def _value(self, name: str) -> Word:
+        words = self.variables[name]
+        return Word(
+            " ".join(word.text for word in words), words[0].where if words else self.where, all(w.known for w in words)
+        )
+
+    def _place(self, line: int) -> str:
+        return f"{self.where}:{line}" if self.lines else self.where
+
+    def _joined(self, parts: tuple[Part, ...], line: int) -> Word:
+        """One word without splitting, as on the right of an assignment."""
+        pieces = [self._resolve(part) for part in parts]
+        return Word("".join(text for text, _ in pieces), self._place(line), all(known for _, known in pieces))
+
+    def _expand(self, lexeme: Lexeme) -> Iterator[Word]:
+        """The words that one word becomes: unquoted values split at blanks, arrays unfold."""
+        place = self._place(lexeme.line)
+        parts = [part for part in lexeme.parts if part != Text("", quoted=True)]
+        if len(parts) == 1 and isinstance(reference := parts[0], Reference):
+            name = reference.name.removesuffix("[@]").removesuffix("[*]")
+            if name != reference.name and name in self.variables:
+                yield from self.variables[name]
+                return
+        texts, known, open_word = "", True, False
+        for part in lexeme.parts:
+            text, decided = self._resolve(part)
+            if isinstance(part, Text) or part.quoted or not decided:
+                texts, known, open_word = texts + text, known and decided, True
+                continue
+            for number, piece in enumerate(re.split(r"\s+", text)):
+                if number and open_word:
+                    yield Word(texts, place, known)
+                    texts, known, open_word = "", True, False
+                texts, open_word = texts + piece, open_word or piece != ""
+        if open_word:
+            yield Word(texts, place, known)
+
+    def _resolve(self, part: Part) -> tuple[str, bool]:
+        if isinstance(part, Text):
+            return part.text, True
+        if part.name in self.variables:
+            value = self._value(part.name)
+            return value.text, value.known
+        if part.default is not None and "$" not in part.default:
+            return part.default.strip("\"'"), True
+        return part.raw, False
+
+
+def _literal(lexeme: Lexeme) -> str:
+    """The word as unquoted text, or empty when quotes or references are in it."""
+    parts = lexeme.parts
+    return parts[0].text if len(parts) == 1 and isinstance(parts[0], Text) and not parts[0].quoted else ""
+
+
+def _assignment(lexeme: Lexeme) -> tuple[str, tuple[Part, ...], int] | None:
+    first = lexeme.parts[0] if lexeme.parts else None
+    match = _ASSIGNMENT.fullmatch(first.text) if isinstance(first, Text) and not first.quoted else None
+    if match is None:
+        return None
+    return match[1], (Text(match[3]), *lexeme.parts[1:]), lexeme.line

@@ -1,0 +1,200 @@
+"""YAML and JSON of others, with the line of every value, bounded: size, depth and aliases are capped before anything is built.
+
+Unlike a catalog file, a manifest has several documents, anchors with merge keys, and texts with lines of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from diptych.errors import Finding, InvalidInput
+
+MAX_BYTES = 4 * 2**20
+MAX_DEPTH = 48
+MAX_ALIASES = 256
+MAX_NODES = 200_000
+MAX_DOCUMENTS = 256
+
+_SCALARS = frozenset(
+    f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp", "value")
+)
+_COLLECTIONS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq"))
+_MERGE = "tag:yaml.org,2002:merge"
+_EXPECTED = "a plain manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value and its place, 'name:line': a dict of nodes, a list of them, or a plain value.
+
+    A text of several lines (`|`, `>`) has the place of its first line.
+    """
+
+    value: Any
+    where: str
+
+    @property
+    def plain(self) -> Any:
+        """The value without places."""
+        if isinstance(self.value, dict):
+            return {key: node.plain for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain for node in self.value]
+        return self.value
+
+    def get(self, *path: str | int) -> Node | None:
+        """What lies under a path of keys and positions; None where there is nothing, or a null."""
+        node: Node | None = self
+        for key in path:
+            if node is None:
+                return None
+            if isinstance(node.value, dict) and isinstance(key, str):
+                node = node.value.get(key)
+            elif isinstance(node.value, list) and isinstance(key, int) and key < len(node.value):
+                node = node.value[key]
+            else:
+                return None
+        return node if node is not None and node.value is not None else None
+
+    def entries(self, *path: str | int) -> dict[str, Node]:
+        """The mapping under a path, or an empty one."""
+        node = self.get(*path)
+        return node.value if node is not None and isinstance(node.value, dict) else {}
+
+    def elements(self, *path: str | int) -> list[Node]:
+        """The list under a path, or an empty one."""
+        node = self.get(*path)
+        return node.value if node is not None and isinstance(node.value, list) else []
+
+    def text(self, *path: str | int, default: str = "") -> str:
+        """The scalar under a path as text, or the default."""
+        node = self.get(*path)
+        if node is None or isinstance(node.value, dict | list):
+            return default
+        return str(node.value).lower() if isinstance(node.value, bool) else str(node.value)
+
+
+def load_file(path: Path) -> list[Node]:
+    """The documents of a file. Raises InvalidInput where it is too large, not text, or not YAML."""
+    return load_text(read_text(path), path.name)
+
+
+def read_text(path: Path) -> str:
+    """A file's text, bounded. Raises InvalidInput."""
+    name = str(path)
+    try:
+        if not path.is_file():
+            problem = "not a file" if path.exists() else "no such file"
+            raise InvalidInput(Finding(name, problem, "a manifest or a script"))
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise InvalidInput(Finding(name, f"{size:,} bytes", f"at most {MAX_BYTES:,}"))
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InvalidInput(Finding(name, error.strerror or "cannot be read", "a manifest or a script")) from None
+    except ValueError:  # UnicodeDecodeError, or a NUL in the path
+        raise InvalidInput(Finding(name, "not UTF-8 text", "a manifest or a script")) from None
+    if "\0" in text:
+        raise InvalidInput(Finding(name, "not text: it has NUL bytes", "a manifest or a script"))
+    return text
+
+
+def load_text(text: str, name: str) -> list[Node]:
+    """The documents of a YAML or JSON text. `name` begins every place. Raises InvalidInput with every finding."""
+    if len(text) > MAX_BYTES:
+        raise InvalidInput(Finding(name, f"{len(text):,} characters", f"at most {MAX_BYTES:,}"))
+    try:
+        _scan(text, name)
+        roots = list(yaml.compose_all(text, Loader=yaml.CSafeLoader))
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise InvalidInput(Finding(f"{name}{line}", f"not YAML: {error.problem or error.context}", _EXPECTED)) from None
+    except yaml.YAMLError as error:
+        raise InvalidInput(Finding(name, f"not YAML: {str(error).splitlines()[0]}", _EXPECTED)) from None
+    builder = _Builder(name)
+    documents = [builder.build(root) for root in roots if root is not None]
+    if builder.findings:
+        raise InvalidInput(builder.findings)
+    return documents
+
+
+def _scan(text: str, name: str) -> None:
+    """Count levels, aliases, values and documents event by event, before anything is built."""
+    depth = aliases = documents = 0
+    for nodes, event in enumerate(yaml.parse(text, Loader=yaml.CSafeLoader)):
+        if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+            depth -= 1
+        aliases += isinstance(event, yaml.AliasEvent)
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        for value, limit, what in (
+            (depth, MAX_DEPTH, "levels deep"),
+            (aliases, MAX_ALIASES, "aliases"),
+            (nodes, MAX_NODES, "values"),
+            (documents, MAX_DOCUMENTS, "documents"),
+        ):
+            if value > limit:
+                line = f":{event.start_mark.line + 1}" if event.start_mark else ""
+                raise InvalidInput(Finding(f"{name}{line}", f"more than {limit:,} {what}", _EXPECTED))
+
+
+class _Builder:
+    """Turns YAML nodes into `Node`s. What an alias repeats is built, and counted, each time."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.built = name, 0
+        self.findings: list[Finding] = []
+
+    def build(self, node: yaml.Node, depth: int = 0) -> Node:
+        self.built += 1
+        where = self._place(node)
+        if self.built > MAX_NODES or depth > MAX_DEPTH:
+            raise InvalidInput(Finding(where, f"aliases unfold to more than {MAX_NODES:,} values", _EXPECTED))
+        if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
+            self.findings.append(Finding(where, f"tag {node.tag} is not read", "a plain list or mapping"))
+        if isinstance(node, yaml.MappingNode):
+            return Node(self._mapping(node, depth), where)
+        if isinstance(node, yaml.SequenceNode):
+            return Node([self.build(child, depth + 1) for child in node.value], where)
+        return Node(self._scalar(node, where), where)
+
+    def _place(self, node: yaml.Node) -> str:
+        is_block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
+        return f"{self.name}:{node.start_mark.line + 1 + is_block}"
+
+    def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Node]:
+        own: dict[str, Node] = {}
+        merged: dict[str, Node] = {}
+        for key, child in node.value:
+            where = self._place(key)
+            if key.tag == _MERGE:
+                for source in child.value if isinstance(child, yaml.SequenceNode) else [child]:
+                    built = self.build(source, depth + 1).value
+                    merged |= (
+                        {name: value for name, value in built.items() if name not in merged}
+                        if isinstance(built, dict)
+                        else {}
+                    )
+            elif not isinstance(key, yaml.ScalarNode):
+                self.findings.append(Finding(where, "a key that is not plain text", "a name"))
+            else:
+                if key.value in own:
+                    self.findings.append(Finding(where, f"{key.value} is given twice", "one value"))
+                own[key.value] = self.build(child, depth + 1)
+        return merged | own
+
+    def _scalar(self, node: yaml.Node, where: str) -> Any:
+        if node.tag not in _SCALARS:
+            self.findings.append(Finding(where, f"tag {node.tag} is not read", "a plain value"))
+            return None
+        if node.tag.endswith(("timestamp", "str", "value")):
+            return node.value
+        try:
+            return yaml.safe_load(node.value)
+        except (ValueError, yaml.YAMLError):
+            return node.value
