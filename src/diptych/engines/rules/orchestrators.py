@@ -26,9 +26,10 @@ def _one_class(joint: Joint) -> Iterator[Clash]:
     if not _is_pooled(joint.deployment):
         return
     for mine in (joint.prefill, joint.decode):
-        for other in joint.deployment.of(mine.role):
+        alike = joint.deployment.of(mine.role)
+        for other in alike[alike.index(mine) + 1 :]:
             unlike = [name for name in _COMPARED if _compared(mine, name) != _compared(other, name)]
-            if unlike and other.name > mine.name:
+            if unlike:
                 words = " and ".join(f"{role.name or role.role}: {_spelled(role, unlike)}" for role in (mine, other))
                 yield Clash(
                     words if mine is joint.prefill else "",
