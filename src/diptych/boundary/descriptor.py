@@ -205,17 +205,18 @@ class KVState:
 
     def held_bytes(self, tokens: float) -> float:
         """Bytes that the ranks of a worker hold for a request of `tokens` tokens, copies and travelling scales included."""
-        return sum(self._layer_bytes(layers, tokens, self.copies(layers)) for layers in self.layers)
+        return sum(self.layer_bytes(layers, tokens, self.copies(layers)) for layers in self.layers)
 
     def logical_bytes(self, tokens: float) -> float:
         """The same, every element counted once."""
-        return sum(self._layer_bytes(layers, tokens, 1.0) for layers in self.layers)
+        return sum(self.layer_bytes(layers, tokens, 1.0) for layers in self.layers)
 
     def copies(self, layers: Layers) -> float:
         """Copies of each element over the ranks: a shared latent is whole on every one, a head on those beyond the head count."""
         return 1.0 if layers.kind is LayerKind.STATE else max(1.0, self.shard.tp / layers.heads)
 
-    def _layer_bytes(self, layers: Layers, tokens: float, copies: float) -> float:
+    def layer_bytes(self, layers: Layers, tokens: float, copies: float) -> float:
+        """Bytes of one entry of `layers`, each element `copies` times; what a linear-attention layer keeps is never copied."""
         if layers.kind is LayerKind.STATE:
             return layers.count * layers.state_elements * layers.state_format.bits / 8
         kept = layers.kept(tokens)

@@ -54,10 +54,11 @@ class Format:
             raise InvalidInput(findings)
 
     def __str__(self) -> str:
-        if self.scaling.source is ScaleSource.NONE:
-            return str(self.element)
-        shared = f"{self.scaling.granularity}({self.scaling.group})" if self.scaling.group else self.scaling.granularity
-        return f"{self.element} × {self.scaling.source} {shared} scales"
+        scaling = self.scaling
+        if scaling.source in (ScaleSource.NONE, ScaleSource.UNIT):
+            return f"{self.element}" if scaling.source is ScaleSource.NONE else f"{self.element} (scale 1)"
+        shared = f"{scaling.granularity} of {scaling.group}" if scaling.group else scaling.granularity
+        return f"{self.element} ({scaling.source} scales {shared})"
 
     def scale_bytes(self, layers: Layers, tokens: float) -> float:
         """Bytes of the scales that travel with `tokens` kept tokens of one layer."""
@@ -65,8 +66,10 @@ class Format:
             return 0.0
         match self.scaling.granularity:
             case ScaleGranularity.GROUP:
-                each = 1.0 if self.element is Element.NVFP4 else GROUP_SCALE_BYTES
-                return tokens * layers.elements_per_token / self.scaling.group * each
+                groups = tokens * layers.elements_per_token / self.scaling.group
+                if self.element is Element.NVFP4:
+                    return groups + (layers.parts * SCALE_BYTES if tokens else 0.0)
+                return groups * GROUP_SCALE_BYTES
             case ScaleGranularity.TOKEN:
                 return tokens * layers.parts * layers.heads * SCALE_BYTES / layers.compress
             case ScaleGranularity.HEAD:
@@ -78,7 +81,7 @@ class Format:
 SCALE_BYTES = 4.0
 """Bytes of a scale per tensor, head or token: float32."""
 GROUP_SCALE_BYTES = 2.0
-"""Bytes of a scale of a group: float16; NVFP4 keeps one e4m3 byte."""
+"""Bytes of a scale of a group: bfloat16. NVFP4 keeps an e4m3fn byte, behind one float32 per tensor."""
 
 
 def _scaling_findings(element: Element, scaling: Scaling) -> Iterator[Finding]:

@@ -46,9 +46,8 @@ class TokenRange:
         if not 0 <= self.start < self.stop:
             raise InvalidInput(Finding("", f"covers [{self.start}, {self.stop})", "0 <= start < stop"))
 
-    @property
-    def count(self) -> int:
-        return self.stop - self.start
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.stop})"
 
 
 @dataclass(frozen=True, slots=True)

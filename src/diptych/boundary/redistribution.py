@@ -1,0 +1,120 @@
+"""Where KV lies on both sides, and what takes it from one place to the other without changing what a byte means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from diptych.boundary.conversion import Op
+from diptych.boundary.descriptor import KVState, Layout
+from diptych.boundary.difference import Difference, Weight, pair, shown
+from diptych.boundary.element import Element, ScaleGranularity
+from diptych.boundary.format import Format
+from diptych.boundary.layers import LayerKind
+
+HEAD_MAJOR = frozenset((Layout.LBHNC, Layout.LHBNC, Layout.BLHNC, Layout.BHLNC))
+"""Layouts in which the tokens of one head lie together in a block, so that a rank's heads are one piece of it."""
+Formats = tuple[Format, ...]
+_WHOLE = (ScaleGranularity.NONE, ScaleGranularity.TENSOR)
+
+
+def storage_differences(produced: KVState, consumed: KVState, wire: Format) -> Iterator[Difference]:
+    """Every difference of storage and shard: those a step makes good, those that none does, and what nobody can tell.
+
+    `wire` is the format that crosses: blocks that cannot be taken apart can be converted only element by element, or not at all.
+    """
+    yield from _obstacles(produced, consumed, (produced.format, wire, consumed.format))
+    mine, theirs = produced.storage, consumed.storage
+    for name, op in (("block_tokens", Op.REGROUP), ("page_stride", Op.REPAGE)):
+        if getattr(mine, name) != getattr(theirs, name):
+            yield _transformable(f"storage.{name}", getattr(mine, name), getattr(theirs, name), op)
+    if mine.layout is not theirs.layout and Layout.UNKNOWN not in (mine.layout, theirs.layout):
+        yield _transformable("storage.layout", mine.layout, theirs.layout, Op.PERMUTE)
+    for name in ("tp", "pp", "stage_layers"):
+        if getattr(produced.shard, name) != getattr(consumed.shard, name):
+            values = (getattr(produced.shard, name), getattr(consumed.shard, name))
+            yield _transformable(f"shard.{name}", *values, Op.RESHARD)
+
+
+def redistributed(op: Op, state: KVState, goal: KVState) -> KVState:
+    """The state after one step of redistribution towards `goal`."""
+    match op:
+        case Op.REGROUP:
+            return replace(state, storage=replace(state.storage, block_tokens=goal.storage.block_tokens))
+        case Op.PERMUTE:
+            return replace(state, storage=replace(state.storage, layout=goal.storage.layout))
+        case Op.REPAGE:
+            return replace(state, storage=replace(state.storage, page_stride=goal.storage.page_stride))
+        case _:
+            return replace(state, shard=goal.shard)
+
+
+def _transformable(where: str, produced: object, consumed: object, op: Op) -> Difference:
+    return Difference(where, shown(produced), shown(consumed), Weight.TRANSFORMABLE, str(op))
+
+
+def _obstacles(produced: KVState, consumed: KVState, formats: Formats) -> Iterator[Difference]:
+    yield from _packing(produced, consumed, formats)
+    yield from _unknown_layout(produced, consumed, formats)
+    if produced.shard.cp != consumed.shard.cp:
+        values = (str(produced.shard.cp), str(consumed.shard.cp))
+        yield _blocked("shard.cp", *values, "no step deals tokens anew over context-parallel ranks")
+    mine, theirs = (_state_formats(state) for state in (produced, consumed))
+    if mine != theirs:
+        yield _blocked("layers.state_format", mine, theirs, "no step casts the state of linear-attention layers")
+    if produced.shard.tp != consumed.shard.tp:
+        yield from _unsplittable(produced, consumed)
+    if _moved(produced, consumed) and Element.NVFP4 is produced.format.element is consumed.format.element:
+        yield _blocked(
+            "storage", *pair(_place, produced, consumed), "nvfp4 keeps its scales in the order of its kernel's blocks"
+        )
+
+
+def _packing(produced: KVState, consumed: KVState, formats: Formats) -> Iterator[Difference]:
+    mine, theirs = produced.storage.packing, consumed.storage.packing
+    if mine != theirs:
+        yield _blocked(
+            "storage.packing", shown(mine), shown(theirs), "only the kernel that packs a block can unpack it"
+        )
+    elif mine and (_moved(produced, consumed) or len(set(formats)) > 1):
+        yield _blocked(
+            "storage.packing", *pair(_place, produced, consumed), f"{mine} blocks can only be passed on as they are"
+        )
+
+
+def _unknown_layout(produced: KVState, consumed: KVState, formats: Formats) -> Iterator[Difference]:
+    """An unknown layout equals nothing. Two of them may be passed on as they are, which is told; and cast, element by element."""
+    mine, theirs = produced.storage.layout, consumed.storage.layout
+    if Layout.UNKNOWN not in (mine, theirs):
+        return
+    by_element = len(set(formats)) == 1 or all(each.scaling.granularity in _WHOLE for each in formats)
+    if mine is theirs and by_element and not _moved(produced, consumed):
+        yield Difference("storage.layout", shown(mine), shown(theirs), Weight.UNVERIFIED, "neither side says")
+    else:
+        yield _blocked(
+            "storage.layout", shown(mine), shown(theirs), "nobody can say how to rearrange an unknown layout"
+        )
+
+
+def _unsplittable(produced: KVState, consumed: KVState) -> Iterator[Difference]:
+    values = (f"tp {produced.shard.tp}", f"tp {consumed.shard.tp}")
+    if any(layers.kind is LayerKind.STATE for layers in produced.layers):
+        yield _blocked("shard.tp", *values, "how ranks split the state of linear-attention layers is not described")
+
+
+def _moved(produced: KVState, consumed: KVState) -> bool:
+    """Whether anything but the packing lies elsewhere."""
+    return _place(produced) != _place(consumed)
+
+
+def _place(state: KVState) -> str:
+    storage, shard = state.storage, state.shard
+    return f"{storage.layout} blocks of {storage.block_tokens} stride {storage.page_stride} tp {shard.tp} pp {shard.pp}"
+
+
+def _state_formats(state: KVState) -> str:
+    return shown(", ".join(sorted({str(each.state_format) for each in state.layers if each.kind is LayerKind.STATE})))
+
+
+def _blocked(where: str, produced: str, consumed: str, why: str) -> Difference:
+    return Difference(where, produced, consumed, Weight.UNTRANSFORMABLE, why)
