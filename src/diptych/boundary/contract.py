@@ -85,9 +85,8 @@ class Step:
         """Bytes that the step reads and writes in the memory of its side, for a request of `tokens` tokens; 0 for a transfer."""
         if self.op in (Op.TRANSFER, Op.RESHARD):
             return 0.0
-        if self.side is Side.TRANSFER:  # a staging buffer holds one copy
-            return self.before.logical_bytes(tokens) + self.after.logical_bytes(tokens)
-        return self.before.held_bytes(tokens) + self.after.held_bytes(tokens)
+        once = self.side is Side.TRANSFER  # a staging buffer holds one copy
+        return self.before.cache_bytes(tokens, once=once) + self.after.cache_bytes(tokens, once=once)
 
     def __str__(self) -> str:
         change = f"{_aspect(self.op, self.before)} → {_aspect(self.op, self.after)}"
@@ -136,11 +135,10 @@ class Contract:
         hop = next((step.before for step in self.plan if step.op is Op.TRANSFER), None)
         if hop is None:
             return 0.0
-        return sum(hop.layer_bytes(each, tokens, self._crossings(each)) for each in hop.layers)
+        caches = (each for each in hop.layers if each.kind is not LayerKind.STATE)
+        return hop.state_bytes + sum(hop.layer_bytes(each, tokens, self._crossings(each)) for each in caches)
 
     def _crossings(self, layers: Layers) -> float:
-        if layers.kind is LayerKind.STATE:
-            return 1.0
         tp = (self.produced.shard.tp, self.consumed.shard.tp)
         return max(1.0, tp[1]) if layers.is_shared else max(1.0, max(tp) / layers.heads)
 

@@ -204,24 +204,37 @@ class KVState:
         return sum(layers.count for layers in self.layers)
 
     def held_bytes(self, tokens: float) -> float:
-        """Bytes that the ranks of a worker hold for a request of `tokens` tokens, copies and travelling scales included."""
-        return sum(self.layer_bytes(layers, tokens, self.copies(layers)) for layers in self.layers)
+        """Bytes that the ranks of a worker hold for a request of `tokens` tokens: copies, state and travelling scales too."""
+        return self.cache_bytes(tokens) + self.state_bytes
 
-    def logical_bytes(self, tokens: float) -> float:
-        """The same, every element counted once."""
-        return sum(self.layer_bytes(layers, tokens, 1.0) for layers in self.layers)
+    def cache_bytes(self, tokens: float, *, once: bool = False) -> float:
+        """The part that grows with the tokens: keys and values or latents, as every rank holds them, or each element once."""
+        return sum(self.layer_bytes(each, tokens, 1.0 if once else self.copies(each)) for each in self._growing)
+
+    @property
+    def state_bytes(self) -> float:
+        """The part that does not: what linear-attention layers keep of a request, never copied over ranks."""
+        states = (each for each in self.layers if each.kind is LayerKind.STATE)
+        return sum(each.count * each.state_elements * each.state_format.bits / 8 for each in states)
+
+    def held_elements(self, tokens: float, *, once: bool = False) -> float:
+        """Elements of keys and values or latents, counted as in `cache_bytes`."""
+        copies = ((each, 1.0 if once else self.copies(each)) for each in self._growing)
+        return sum(each.count * many * each.kept(tokens) * each.elements_per_token for each, many in copies)
 
     def copies(self, layers: Layers) -> float:
         """Copies of each element over the ranks: a shared latent is whole on every one, a head on those beyond the head count."""
-        return 1.0 if layers.kind is LayerKind.STATE else max(1.0, self.shard.tp / layers.heads)
+        return max(1.0, self.shard.tp / layers.heads)
 
     def layer_bytes(self, layers: Layers, tokens: float, copies: float) -> float:
-        """Bytes of one entry of `layers`, each element `copies` times; what a linear-attention layer keeps is never copied."""
-        if layers.kind is LayerKind.STATE:
-            return layers.count * layers.state_elements * layers.state_format.bits / 8
+        """Bytes of the keys and values or latents of one entry of `layers`, each element `copies` times."""
         kept = layers.kept(tokens)
         each = kept * layers.elements_per_token * self.format.element.bits / 8 + self.format.scale_bytes(layers, kept)
         return layers.count * copies * each
+
+    @property
+    def _growing(self) -> Iterator[Layers]:
+        return (layers for layers in self.layers if layers.kind is not LayerKind.STATE)
 
     def block_bytes(self, layers: Layers) -> float:
         """Bytes of one block of one layer's keys (or latent) on one rank, without scales: what a connector registers."""

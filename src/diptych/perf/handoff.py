@@ -142,13 +142,17 @@ def _conversions(
     if boundary.representation.converts_at is not Side.TRANSFER:
         before = conversion_seconds(model, tokens, made, wire, prefill_worker)
         return before, np.zeros_like(before), conversion_seconds(model, tokens, wire, used, decode_worker)
-    side = prefill_worker.accelerator
-    bandwidth = host_bandwidth or side.pcie_bandwidth or side.memory_bandwidth
+    bandwidth = host_bandwidth or staging_bandwidth(prefill_worker)
     staged = sum(
         (staged_conversion_seconds(model, tokens, *hop, bandwidth) for hop in ((made, wire), (wire, used))),
         start=np.zeros(tokens.shape),
     )
     return np.zeros_like(staged), staged, np.zeros_like(staged)
+
+
+def staging_bandwidth(worker: Worker) -> float:
+    """Bytes/s of a staging buffer beside the prefill side: its PCIe, or its memory where that is shared with the host."""
+    return worker.accelerator.pcie_bandwidth or worker.accelerator.memory_bandwidth
 
 
 def _resident(worker: Worker, tokens: Array) -> Array:

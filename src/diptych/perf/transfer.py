@@ -24,6 +24,9 @@ STREAM_MBU = 0.8
 """Share of memory bandwidth that a streaming kernel reaches: the low end of what decode attention was measured at when it
 reads more than 512 MB (0.8 to 0.9 on A100, H100, H200, B200, GB200, L40S, RTX PRO 6000 and B60)."""
 
+CONVERSION_OPERATIONS = 2.0
+"""Of one element that is converted: multiply by the old scale, then by the new one."""
+
 
 class Granularity(StrEnum):
     """What shares one quantisation scale."""
@@ -190,11 +193,16 @@ def conversion_seconds(
     """
     if source is target:
         return np.zeros(np.shape(tokens))
-    ranks = worker.parallelism.tp * worker.parallelism.pp
     elements = _held_elements(model, tokens, worker.parallelism.tp)
-    memory = elements * (source.bytes + target.bytes) / (worker.accelerator.memory_bandwidth * mbu * ranks)
+    return rewrite_seconds(elements * (source.bytes + target.bytes), worker, CONVERSION_OPERATIONS * elements, mbu)
+
+
+def rewrite_seconds(moved: Any, worker: Worker, operations: Any = 0.0, mbu: float = STREAM_MBU) -> Array:
+    """Seconds the ranks of `worker` need to read and write `moved` bytes between them, or for `operations` if that is longer."""
+    ranks = worker.parallelism.tp * worker.parallelism.pp
+    memory = _array(moved) / (worker.accelerator.memory_bandwidth * mbu * ranks)
     vector = worker.accelerator.peak_flops.get(Dtype.FP32, 0.0)
-    return np.maximum(memory, _OPERATIONS * elements / (vector * ranks)) if vector else memory
+    return np.maximum(memory, _array(operations) / (vector * ranks)) if vector else memory
 
 
 def staged_conversion_seconds(model: Model, tokens: Any, source: Dtype, target: Dtype, host_bandwidth: float) -> Array:
@@ -263,9 +271,6 @@ def reuse_bandwidth(
 
 def _array(value: Any) -> Array:
     return np.asarray(value, dtype=float)
-
-
-_OPERATIONS = 2.0  # multiply by the old scale, then by the new one
 
 
 def _parts(attention: Attention) -> int:
