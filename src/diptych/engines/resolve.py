@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from diptych.boundary.describe import layers_of
 from diptych.boundary.descriptor import KVState, Layout, Shard, Storage
-from diptych.boundary.element import Element
 from diptych.boundary.format import NO_SCALES, Format
 from diptych.boundary.identity import Identity
-from diptych.engines import resolve_sglang, resolve_vllm
+from diptych.engines import resolve_sglang, resolve_trtllm, resolve_vllm
 from diptych.engines.deployment import Deployment
 from diptych.engines.engine import Engine
 from diptych.engines.resolve_stored import FROM_CHECKPOINT, UNIT, Stored
@@ -52,8 +51,8 @@ def stored(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> St
             return resolve_vllm.resolve(role, model, gpu)
         case Engine.SGLANG:
             return _sglang(role, model, gpu)
-        case _:
-            return _plain(role)
+        case Engine.TRTLLM:
+            return _trtllm(role)
 
 
 def kv_state(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> KVState | None:
@@ -88,12 +87,7 @@ def _sglang(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> S
     )
 
 
-_PLAIN = {"fp8": Element.E4M3FN, "nvfp4": Element.NVFP4, "int8": Element.INT8}
-
-
-def _plain(role: RoleConfig) -> Stored:
-    """TensorRT-LLM: the settings as they stand (`kv_cache_config.dtype`, `tokens_per_block`)."""
-    word = role.kv_cache_dtype or "auto"
-    element = resolve_vllm.MODEL_WORDS.get(role.dtype if word == "auto" else word) or _PLAIN.get(word)
+def _trtllm(role: RoleConfig) -> Stored:
+    element, block = resolve_trtllm.stored_element(role), resolve_trtllm.tokens_per_block(role)
     unknown = () if element else ("the KV format follows the checkpoint, which was not read",)
-    return Stored(word, element, None, None, role.block_size, role.block_size, unknown=unknown)
+    return Stored(resolve_trtllm.kv_word(role), element, None, None, block, block, unknown=unknown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +77,7 @@ class RoleConfig:
     connector: Connector | None = None
     gpu: str = ""
     gpus_per_worker: int | None = None
+    nodes_per_worker: int = 1
     host: str = ""
     port: int | None = None
     node: str = ""
@@ -96,3 +98,14 @@ class RoleConfig:
     def env_text(self, name: str, default: str = "") -> str:
         """An environment variable's text; empty when it comes from the cluster."""
         return self.env[name].text if name in self.env else default
+
+
+def whole(value: Any, default: int) -> int:
+    """A setting as a whole number, also where it was written as text; `default` for what is none, of which its reader complains.
+
+    >>> whole(8, 1), whole("8", 1), whole("eight", 1), whole(None, 1), whole(True, 1)
+    (8, 8, 1, 1, 1)
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value.strip()) else default

@@ -7,11 +7,11 @@ from rule_pairs import clashes, pair
 
 from diptych.engines.deployment import Router
 from diptych.engines.engine import Engine
+from diptych.engines.resolve_trtllm import stored_element
 from diptych.engines.role import Connector
 from diptych.engines.rules.lmcache import RULES as LMCACHE
 from diptych.engines.rules.names import base_name, different_models
 from diptych.engines.rules.trtllm import RULES as TRTLLM
-from diptych.engines.rules.trtllm import stored_element
 
 TRT, VLLM = Engine.TRTLLM, Engine.VLLM
 PD = {"LMCACHE_ENABLE_PD": "True", "LMCACHE_PD_BUFFER_SIZE": str(2**30), "LMCACHE_PD_ALLOCATION_TIMEOUT_SEC": "10"}

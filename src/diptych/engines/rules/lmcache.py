@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from diptych.catalog.dtype import Dtype
 from diptych.engines.engine import Engine
 from diptych.engines.resolve import Joint
-from diptych.engines.role import RoleConfig
+from diptych.engines.role import RoleConfig, whole
 from diptych.engines.rule import Clash, Rule, Severity
 
 _CONFIG = "LMCache 0.5.6 v1/config.py"
@@ -50,22 +50,18 @@ def _buffer(joint: Joint) -> Iterator[Clash]:
     longest = joint.deployment.expected.prompt_max
     if longest is None or joint.model is None or not is_pair(joint):
         return
-    for role in (joint.prefill, joint.decode):
-        size = setting(role, "pd_buffer_size")
-        shards = min(role.tp, joint.model.kv_heads)
-        needed = float(joint.model.kv_bytes(longest, _kv_dtype(role))) / shards
-        if size.isdigit() and int(size) < needed:
-            short = f"{needed / 2**30:.2f} GiB of KV for {longest:g} tokens, in a buffer of {int(size) / 2**30:.2f} GiB"
+    for role, stored in ((joint.prefill, joint.prefill_stored), (joint.decode, joint.decode_stored)):
+        size = whole(setting(role, "pd_buffer_size"), 0)
+        kv = stored.element.dtype if stored.element is not None else Dtype.BF16
+        needed = float(joint.model.kv_bytes(longest, kv)) / min(role.tp, joint.model.kv_heads)
+        if 0 < size < needed:
+            short = f"{needed / 2**30:.2f} GiB of KV for {longest:g} tokens, in a buffer of {size / 2**30:.2f} GiB"
             yield Clash(
                 short if role is joint.prefill else "",
                 short if role is joint.decode else "",
                 f"set pd_buffer_size to {int(needed) + 1} bytes or more, or cap prompts",
                 (role.place("LMCACHE_PD_BUFFER_SIZE"),),
             )
-
-
-def _kv_dtype(role: RoleConfig) -> Dtype:
-    return Dtype.FP8 if role.kv_cache_dtype.startswith("fp8") else Dtype.BF16
 
 
 def _short_prompts(joint: Joint) -> Iterator[Clash]:

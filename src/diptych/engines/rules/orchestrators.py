@@ -8,7 +8,7 @@ from typing import Any
 from diptych.engines.deployment import Deployment
 from diptych.engines.engine import Engine, Launcher
 from diptych.engines.resolve import Joint
-from diptych.engines.role import RoleConfig
+from diptych.engines.role import RoleConfig, whole
 from diptych.engines.rule import Clash, Rule, Severity
 from diptych.engines.rules.names import base_name
 from diptych.engines.rules.sglang import transfer_backend
@@ -80,13 +80,13 @@ def _decider(joint: Joint) -> Iterator[Clash]:
         return
     longest = joint.deployment.expected.prompt_max
     for parameters in _deciders(router.settings):
-        fresh = parameters.get("nonCachedTokens", 0)
+        fresh = whole(parameters.get("nonCachedTokens"), 0)
         place = (router.places.get("nonCachedTokens", f"{PREFIX_DECIDER} nonCachedTokens"),)
         if not fresh:
             change = "set nonCachedTokens above 0, or use always-disagg-pd-decider"
             yield Clash("", "nonCachedTokens 0: no request is ever disaggregated", change, place)
         for name in ("nonCachedTokens", "promptTokens"):
-            if longest is not None and parameters.get(name, 0) > longest:
+            if longest is not None and whole(parameters.get(name), 0) > longest:
                 yield Clash(
                     "",
                     f"{name} {parameters[name]} above the longest prompt, {longest:g} tokens",

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from diptych.boundary.element import Element
 from diptych.engines.engine import Engine, Version
 from diptych.engines.resolve import Joint
-from diptych.engines.resolve_sglang import attention_tp, compared_dtype, page_size, stored_element
-from diptych.engines.role import RoleConfig
+from diptych.engines.resolve_sglang import attention_tp
+from diptych.engines.role import RoleConfig, whole
 from diptych.engines.rule import Clash, Rule, Severity
 from diptych.engines.rules.names import different_models
 
@@ -38,15 +38,12 @@ def allocation_policy(role: RoleConfig) -> str:
 
 
 def bootstrap_port(role: RoleConfig) -> int:
-    return int(role.options.get("disaggregation-bootstrap-port") or BOOTSTRAP_PORT)
+    return whole(role.options.get("disaggregation-bootstrap-port"), BOOTSTRAP_PORT)
 
 
 def _same_page(joint: Joint) -> Iterator[Clash]:
     prefill, decode = joint.prefill, joint.decode
-    sizes = (
-        page_size(prefill, joint.model, joint.prefill_gpu),
-        page_size(decode, joint.model, joint.decode_gpu),
-    )
+    sizes = (joint.prefill_stored.block_tokens, joint.decode_stored.block_tokens)
     is_unset = prefill.block_size is None and decode.block_size is None
     is_guess = is_unset and (joint.prefill_gpu is None or joint.decode_gpu is None)
     if None in sizes or sizes[0] == sizes[1] or is_guess:
@@ -63,23 +60,16 @@ def _same_page(joint: Joint) -> Iterator[Clash]:
 
 def _same_kv(joint: Joint) -> Iterator[Clash]:
     """What is compared is a word, what counts is the element: both ways it can go wrong."""
-    prefill, decode = joint.prefill, joint.decode
-    words = (
-        compared_dtype(prefill, joint.model, joint.prefill_gpu),
-        compared_dtype(decode, joint.model, joint.decode_gpu),
-    )
-    stored = (
-        stored_element(prefill, joint.model, joint.prefill_gpu),
-        stored_element(decode, joint.model, joint.decode_gpu),
-    )
+    mine, theirs = joint.prefill_stored, joint.decode_stored
+    words, stored = (mine.word, theirs.word), (mine.element, theirs.element)
     if words[0] == words[1] and (stored[0] == stored[1] or None in stored):
         return
     setting = "kv_cache_dtype" if words[0] != words[1] or words[0] != "auto" else "dtype"
     yield Clash(
-        f"{stored[0] or 'unknown'} ({words[0]!r})",
-        f"{stored[1] or 'unknown'} ({words[1]!r})",
+        mine.says,
+        theirs.says,
         _kv_change(words, stored),
-        (prefill.place(setting), decode.place(setting)),
+        (joint.prefill.place(setting), joint.decode.place(setting)),
         _kv_detail(words, stored),
         Severity.SILENT if words[0] == words[1] else Severity.REQUEST,
     )
@@ -253,14 +243,14 @@ def _told_ports(entries: object, prefill: RoleConfig) -> Iterator[int | None]:
         url, *rest = entry if isinstance(entry, list | tuple) else str(entry).split()
         if prefill.port is not None and not str(url).rstrip("/").endswith(f":{prefill.port}"):
             continue
-        told = str(rest[0]) if rest else "none"
-        yield int(told) if told.isdigit() else None
+        told = whole(rest[0], 0) if rest else 0
+        yield told or None
 
 
 def _reservation(joint: Joint) -> Iterator[Clash]:
     output = joint.deployment.expected.output_p50
     flag = "num-reserved-decode-tokens"
-    reserved = int(joint.decode.options.get(flag) or RESERVED_TOKENS)
+    reserved = whole(joint.decode.options.get(flag), RESERVED_TOKENS)
     if output is not None and reserved > output:
         yield Clash(
             "",
@@ -275,7 +265,7 @@ def _retries(joint: Joint) -> Iterator[Clash]:
     if router is None or router.kind not in ROUTERS:
         return
     settings = router.settings
-    attempts = 1 if settings.get("disable-retries") else int(settings.get("retry-max-retries") or ROUTER_RETRIES)
+    attempts = 1 if settings.get("disable-retries") else whole(settings.get("retry-max-retries"), ROUTER_RETRIES)
     if attempts > 1:
         yield Clash(
             "",
@@ -302,7 +292,7 @@ def _role_switch(joint: Joint) -> Iterator[Clash]:
 def _no_switch(role: RoleConfig) -> Iterator[tuple[str, Severity]]:
     """What a role switch does not go with: refused at start-up, or when the switch is asked for."""
     for name, is_on in (
-        ("expert parallelism", role.ep or int(role.options.get("ep-size") or 1) > 1),
+        ("expert parallelism", role.ep or whole(role.options.get("ep-size"), 1) > 1),
         (f"PP {role.pp}", role.pp > 1),
         (f"DCP {role.dcp}", role.dcp > 1),
         ("speculative decoding", bool(role.speculative or role.options.get("speculative-algorithm"))),

@@ -2,50 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from diptych.boundary.element import Element
 from diptych.engines.engine import Engine
 from diptych.engines.resolve import Joint
-from diptych.engines.resolve_sglang import KV_QUANT
-from diptych.engines.role import NOTHING, RoleConfig
+from diptych.engines.resolve_trtllm import stored_element, tokens_per_block
+from diptych.engines.role import whole
 from diptych.engines.rule import Clash, Rule, Severity
 from diptych.engines.rules.names import different_models
 
-TOKENS_PER_BLOCK = 32
-"""`kv_cache_config.tokens_per_block` where it is not set."""
-
 _FORMATTER = "TensorRT-LLM cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp (CacheFormatter::inquireSupport)"
 _REFUSED = "Disagg server does not currently support these cacheState"
-_DTYPES = {
-    "fp8": Element.E4M3FN,
-    "nvfp4": Element.NVFP4,
-    "int8": Element.INT8,
-    "float16": Element.FP16,
-    "fp16": Element.FP16,
-    "half": Element.FP16,
-    "bfloat16": Element.BF16,
-    "bf16": Element.BF16,
-    "float32": Element.FP32,
-}
-
-
-def tokens_per_block(role: RoleConfig) -> int:
-    return int(role.block_size or _kv_config(role).get("tokens_per_block") or TOKENS_PER_BLOCK)
-
-
-def stored_element(role: RoleConfig) -> Element | None:
-    """What `kv_cache_config.dtype` stores, auto being the checkpoint's KV format or the model's type; None for another word."""
-    word = role.kv_cache_dtype if role.kv_cache_dtype != "auto" else str(_kv_config(role).get("dtype") or "auto")
-    if word == "auto":
-        word = str(role.options.get(KV_QUANT) or role.dtype)
-    return Element.BF16 if word == "auto" else _DTYPES.get(word.casefold())
-
-
-def _kv_config(role: RoleConfig) -> Mapping[str, Any]:
-    config = role.options.get("kv_cache_config", NOTHING)
-    return config if isinstance(config, Mapping) else NOTHING
 
 
 def _same_cache_state(joint: Joint) -> Iterator[Clash]:
@@ -80,9 +47,9 @@ def _router_blocks(joint: Joint) -> Iterator[Clash]:
     if router is None:
         return
     for setting in ("tokens_per_block", "kv-cache-block-size"):
-        hashed = router.settings.get(setting)
+        hashed = whole(router.settings.get(setting), 0)
         for role in (joint.prefill, joint.decode):
-            if hashed and int(hashed) != tokens_per_block(role):
+            if hashed and hashed != tokens_per_block(role):
                 blocks = f"blocks of {tokens_per_block(role)} tokens"
                 yield Clash(
                     blocks if role is joint.prefill else "",
