@@ -142,10 +142,12 @@ def test_the_word_is_compared_and_the_element_counts(prefill, decode, gpus, seve
     [clash] = clashes(RULES, "SG2", pair(SGLANG, prefill, decode, gpus=gpus))
     assert (clash.prefill, clash.decode) == shown
     assert clash.severity is severity
+    assert clash.is_spurious is (severity is Severity.REQUEST and shown[0].split()[0] == shown[1].split()[0])
 
 
 def test_same_bytes_in_two_spellings_say_so():
     [clash] = clashes(RULES, "SG2", pair(SGLANG, {}, {"kv_cache_dtype": "bfloat16"}))
+    assert clash.is_spurious
     assert clash.detail == "the bytes are the same, only the spelling differs"
     assert clash.change == "write --kv-cache-dtype bfloat16 on both roles"
 

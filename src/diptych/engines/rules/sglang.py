@@ -8,6 +8,7 @@ from diptych.boundary.element import Element
 from diptych.engines.engine import Engine, Version
 from diptych.engines.resolve import Joint
 from diptych.engines.resolve_sglang import attention_tp
+from diptych.engines.resolve_stored import same_bytes
 from diptych.engines.role import RoleConfig, whole
 from diptych.engines.rule import Clash, Rule, Severity
 from diptych.engines.rules.names import different_models
@@ -72,6 +73,7 @@ def _same_kv(joint: Joint) -> Iterator[Clash]:
         (joint.prefill.place(setting), joint.decode.place(setting)),
         _kv_detail(words, stored),
         Severity.SILENT if words[0] == words[1] else Severity.REQUEST,
+        is_spurious=words[0] != words[1] and same_bytes(mine, theirs) is True,
     )
 
 
@@ -310,7 +312,7 @@ RULES = (
         "SG1",
         Engine.SGLANG,
         Severity.REQUEST,
-        "Both roles keep pages of one size",
+        "Both roles keep pages of one size.",
         f"{_CONN} (try_ensure_parallel_info); the default by accelerator: arg_groups/overrides.py",
         _same_page,
         message="Page size mismatch: prefill server has page_size=",
@@ -319,7 +321,7 @@ RULES = (
         "SG2",
         Engine.SGLANG,
         Severity.REQUEST,
-        "Both roles write --kv-cache-dtype alike and store the same element",
+        "Both roles write --kv-cache-dtype alike and store the same element.",
         f"{_CONN}, mem_cache/kv_cache_dtype.py: only the word is compared; the wrong output that follows is derived, not run",
         _same_kv,
         message="KV cache dtype mismatch: prefill server has kv_cache_dtype=",
@@ -328,7 +330,7 @@ RULES = (
         "SG3",
         Engine.SGLANG,
         Severity.SILENT,
-        "Both roles serve the same weights at the same revision",
+        "Both roles serve the same weights at the same revision.",
         f"{_CONN}: PrefillServerInfo has no model field; derived, not run",
         _same_weights,
     ),
@@ -336,7 +338,7 @@ RULES = (
         "SG4",
         Engine.SGLANG,
         Severity.REQUEST,
-        "Decode has attention CP 1 and PP 1 or prefill's, and prefill DCP 1 or decode's",
+        "Decode has attention CP 1 and PP 1 or prefill's, and prefill DCP 1 or decode's.",
         f"{_CONN} (_resolve_rank_mapping, requires_dcp_relayout)",
         _decode_topology,
         message="should be equal to",
@@ -345,7 +347,7 @@ RULES = (
         "SG5",
         Engine.SGLANG,
         Severity.REQUEST,
-        "Heads are sharded alike on both roles, unless the staging buffer gathers them (MLA is exempt)",
+        "Heads are sharded alike on both roles, unless the staging buffer gathers them (MLA is exempt).",
         "SGLang 0.5.23 disaggregation/{nixl,mooncake,mori}/conn.py; https://github.com/sgl-project/sglang/pull/19890, "
         "https://github.com/llm-d/llm-d/issues/2433",
         _head_sharding,
@@ -355,7 +357,7 @@ RULES = (
         "SG6",
         Engine.SGLANG,
         Severity.REQUEST,
-        "Both roles reserve decode's KV by one policy, and prefill_complete goes with Mooncake at attention TP 1 and PP 1",
+        "Both roles reserve decode's KV by one policy, and prefill_complete goes with Mooncake at attention TP 1 and PP 1.",
         f"{_CONN}, {_HOOK} (_validate_prefill_complete)",
         _allocation,
         message="Disaggregation decode allocation policy mismatch: ",
@@ -364,7 +366,7 @@ RULES = (
         "SG7",
         Engine.SGLANG,
         Severity.REQUEST,
-        "Both roles use one transfer backend, and requests carry the bootstrap port that prefill listens on",
+        "Both roles use one transfer backend, and requests carry the bootstrap port that prefill listens on.",
         f"{_CONN}, {_HOOK}, managers/scheduler.py (a request without a port takes the server's own flag)",
         _one_transport,
         message="Error fetching prefill server info from bootstrap: ",
@@ -373,7 +375,7 @@ RULES = (
         "SG8",
         Engine.SGLANG,
         Severity.SLOW,
-        "Decode reserves no more tokens for a running request than the median output",
+        "Decode reserves no more tokens for a running request than the median output.",
         "https://github.com/sgl-project/sglang/issues/6860 (20,163 to 8,810 token/s with 1,024 reserved)",
         _reservation,
     ),
@@ -381,7 +383,7 @@ RULES = (
         "SG9",
         Engine.SGLANG,
         Severity.LEAK,
-        "The router does not retry a request whose other half it cannot abort",
+        "The router does not retry a request whose other half it cannot abort.",
         "https://github.com/sgl-project/sglang/issues/9726, https://github.com/sgl-project/sglang/pull/28651; the compiled "
         "router 0.3.2 was not read: https://github.com/sgl-project/sglang/pull/29017 cancels decode when prefill fails",
         _retries,
@@ -391,7 +393,7 @@ RULES = (
         "SG10",
         Engine.SGLANG,
         Severity.STARTUP,
-        "Roles switch over Mooncake or MoRI only, without EP, PP, DCP, speculation or the staging buffer",
+        "Roles switch over Mooncake or MoRI only, without EP, PP, DCP, speculation or the staging buffer.",
         f"{_HOOK}, disaggregation/role_switch.py",
         _role_switch,
         message="--enable-pd-role-switch does not rebuild role-specific state",
