@@ -21,6 +21,7 @@ from diptych.engines.role import Connector, EnvValue, RoleConfig
 
 BLOCK = 64
 """Tokens of a block on both roles: what every attention backend of the table takes, and few descriptors for a transfer."""
+_SERVER = 8
 LEASE = 60
 """Seconds that prefill keeps a finished prompt for decode: twice vLLM's default, which a burst was seen to outlast."""
 _ONLINE = {Dtype.FP8: "fp8", Dtype.FP8_FNUZ: "fp8"}
@@ -41,7 +42,8 @@ _TRANSPORTS = {
 class How:
     """How a design is put on an engine. `checkpoints` names what a role loads where it is not the model's own repository.
 
-    `offload_bytes` is the host memory of one worker for KV when its residency is DRAM or below.
+    `offload_bytes` is the host memory of one worker for KV when its residency is DRAM or below; `spans` the nodes of one
+    worker where they are not as few as servers of eight allow.
     """
 
     engine: Engine
@@ -51,6 +53,7 @@ class How:
     block: int = BLOCK
     lease: int = LEASE
     offload_bytes: int = 64 * 2**30
+    spans: Mapping[Role, int] = field(default_factory=dict)
     expected: Expected = UNKNOWN
 
 
@@ -117,6 +120,7 @@ def _config(
         connector=_connector(worker, role, boundary, how),
         gpu=worker.accelerator.name,
         gpus_per_worker=worker.accelerators,
+        nodes_per_worker=how.spans.get(role) or -(-worker.accelerators // _SERVER),
         env=_environment(boundary, how.engine),
         options=dict(_options(worker, role, boundary, how.engine)),
     )

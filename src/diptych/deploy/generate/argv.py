@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from diptych.design.axes import Role
 from diptych.engines.engine import Engine, Launcher
@@ -22,9 +22,9 @@ def program(config: RoleConfig) -> tuple[str, ...]:
     return ("vllm", "serve", config.model)
 
 
-def arguments(config: RoleConfig) -> tuple[str, ...]:
-    """The engine's flags, without the address to listen on."""
-    return tuple(str(word) for words in _flags(config) for word in words)
+def arguments(config: RoleConfig, without: Collection[str] = ()) -> tuple[str, ...]:
+    """The engine's flags: not the address to listen on, nor those named in `without`, which a launcher writes itself."""
+    return tuple(str(word) for words in _flags(config) if words[0] not in without for word in words)
 
 
 def command(config: RoleConfig, host: str, port: str, taken: Mapping[str, str]) -> str:

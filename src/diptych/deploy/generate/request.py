@@ -31,7 +31,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A design for a target. `checkpoints` and `images` replace what is derived; `headline` and `checklist` come from the plan.
+    """A design for a target. `checkpoints`, `images` and `spans` (nodes of one worker)
+    replace what is derived; `headline` and `checklist` come from the plan.
 
     `command` is how this was asked for, so that whoever reads the result can ask again.
     """
@@ -43,6 +44,7 @@ class Request:
     name: str = "diptych"
     checkpoints: Mapping[Role, str] = field(default_factory=dict)
     images: Mapping[str, str] = field(default_factory=dict)
+    spans: Mapping[Role, int] = field(default_factory=dict)
     expected: Expected = UNKNOWN
     headline: str = ""
     checklist: tuple[Answer, ...] = ()
@@ -130,15 +132,25 @@ def _checkpoints(request: Request) -> Iterator[Refusal]:
 
 def _shapes(request: Request) -> Iterator[Refusal]:
     """What a manifest has one field for and the design has several values of."""
-    if request.target in (Target.KSERVE, Target.LLM_D):
-        for pool in request.design.pools:
-            if len(pool.members) > 1:
-                kinds = ", ".join(member.worker.label for member in pool.members)
-                yield Refusal(
-                    f"a mixed {pool.role} pool ({kinds})",
-                    f"{request.target} has one {pool.role} template",
-                    f"one kind of {pool.role} worker, or one deployment for each",
-                )
+    target, deployment = request.target, request.deployment
+    for pool in request.design.pools:
+        if target in (Target.KSERVE, Target.LLM_D) and len(pool.members) > 1:
+            kinds = ", ".join(member.worker.label for member in pool.members)
+            nearest = f"one kind of {pool.role} worker, or one deployment for each"
+            yield Refusal(f"a mixed {pool.role} pool ({kinds})", f"{target} has one {pool.role} template", nearest)
+    if target in (Target.KSERVE, Target.LLM_D, Target.COMPOSE):
+        for config in deployment.roles:
+            if config.nodes_per_worker > 1:
+                choice = f"{config.role} workers over {config.nodes_per_worker} nodes"
+                sentence = f"what is written for {target} keeps a worker on one node"
+                yield Refusal(choice, sentence, "a worker that fits one server, or --target vllm or dynamo-vllm")
+    if target in (Target.KSERVE, Target.LLM_D) and len(set(request.checkpoints.values())) > 1:
+        named = ", ".join(f"{role} {name}" for role, name in request.checkpoints.items())
+        yield Refusal(
+            f"a checkpoint for each role ({named})",
+            f"{target} loads one model for all",
+            "one checkpoint, or another target",
+        )
 
 
 def _of(design: Design, role: Role) -> tuple[Worker, ...]:
