@@ -14,7 +14,7 @@ from diptych.design.axes import Role, Worker
 from diptych.design.boundary import Boundary, Codec, Overlap, Placement, Representation
 from diptych.design.design import Design, Member, Pool
 from diptych.engines.deployment import UNKNOWN, Deployment, Expected
-from diptych.engines.engine import READ, Version
+from diptych.engines.engine import Version
 from diptych.engines.handling import HANDLING, Refusal, refusals
 from diptych.engines.of_design import How, deployment_of, needs_checkpoint
 
@@ -52,8 +52,8 @@ class Request:
 
     @property
     def release(self) -> Version:
-        """The engine's version: the one named, or the one whose source the rules were read from."""
-        return self.version or READ[self.target.engine]
+        """The engine's version: the one named, or the one that comes with the target."""
+        return self.version or self.target.engine_version
 
     @property
     def link(self) -> Link | None:

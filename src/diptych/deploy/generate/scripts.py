@@ -25,7 +25,7 @@ def scripts(request: Request) -> dict[str, str]:
     """hosts.env, a script for each role, and one for the router."""
     roles = request.deployment.roles
     workers = {f"{config.name}.sh": _worker(config) for config in roles}
-    return {HOSTS: hosts(roles), **workers, "router.sh": _router(request, roles)}
+    return {HOSTS: hosts(roles), **workers, "router.sh": router(request, roles)}
 
 
 def hosts(roles: tuple[RoleConfig, ...]) -> str:
@@ -47,10 +47,12 @@ def _worker(config: RoleConfig) -> str:
     return fill(
         "worker.sh.j2",
         config=config,
+        nodes=config.nodes_per_worker,
+        each=(config.gpus_per_worker or 1) // config.nodes_per_worker,
         port=FIRST_PORT[config.role],
         assignments=tuple(_assignments(config)),
         exports=tuple(_exports(config)),
-        command=command(config, host='"$HOST_IP"', port='"$port"', taken=_TAKEN),
+        command=command(config, host='"$HOST_IP"', port='"$port"', taken=_TAKEN) + _spread(config),
     )
 
 
@@ -66,13 +68,24 @@ def _assignments(config: RoleConfig) -> Iterator[str]:
         yield f"bootstrap=$(({FIRST_BOOTSTRAP} + worker))"
 
 
+def _spread(config: RoleConfig) -> str:
+    """The flags of a worker over several nodes, as shell text; only its leader answers requests."""
+    if config.nodes_per_worker == 1:
+        return ""
+    nodes = f' \\\n  --nnodes {config.nodes_per_worker} --node-rank "$node"'
+    if config.engine is Engine.SGLANG:
+        return f'{nodes} --dist-init-addr "$LEADER_IP:20000"'
+    return f'{nodes} --master-addr "$LEADER_IP" $([ "$node" = 0 ] || echo --headless)'
+
+
 def _exports(config: RoleConfig) -> Iterator[tuple[str, str]]:
     own = {"VLLM_NIXL_SIDE_CHANNEL_HOST": '"$HOST_IP"', "VLLM_NIXL_SIDE_CHANNEL_PORT": '"$side_channel"'}
     for name, value in config.env.items():
         yield name, own.get(name) or shlex.quote(value.text)
 
 
-def _router(request: Request, roles: tuple[RoleConfig, ...]) -> str:
+def router(request: Request, roles: tuple[RoleConfig, ...]) -> str:
+    """The script that starts the router on the addresses of hosts.env."""
     return fill(
         "router.sh.j2",
         port=ROUTER_PORT,

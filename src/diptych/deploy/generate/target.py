@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from diptych.engines.engine import Engine, Launcher
+from diptych.engines.engine import READ, Engine, Launcher, Version
 
 
 class Target(StrEnum):
@@ -30,7 +30,14 @@ class Target(StrEnum):
     def is_kubernetes(self) -> bool:
         return self in _LAUNCHERS
 
+    @property
+    def engine_version(self) -> Version:
+        """The engine's release that comes with the target: Dynamo's images carry their own, else the one that was read."""
+        return _CARRIED.get(self) or READ[self.engine]
 
+
+_CARRIED = {Target.DYNAMO_VLLM: Version((0, 31, 0)), Target.DYNAMO_SGLANG: Version((0, 5, 21))}
+"""What Dynamo 1.6.1 pins in its extras."""
 _LAUNCHERS = {
     Target.DYNAMO_VLLM: Launcher.DYNAMO,
     Target.DYNAMO_SGLANG: Launcher.DYNAMO,
