@@ -28,7 +28,8 @@ class Clash:
     """One place where a rule is broken: the two values as resolved, where each was set, and what to change.
 
     `prefill` and `decode` are what the engine will do, not the flag's spelling; one is empty when the other alone is at fault.
-    `severity` stands for the rule's own where the outcome depends on the values.
+    `severity` stands for the rule's own where the outcome depends on the values. `is_spurious`: the engine refuses what would be
+    compatible, by comparing spellings.
     """
 
     prefill: str
@@ -37,6 +38,7 @@ class Clash:
     places: tuple[str, ...] = ()
     detail: str = ""
     severity: Severity | None = None
+    is_spurious: bool = False
 
 
 @dataclass(frozen=True, slots=True)

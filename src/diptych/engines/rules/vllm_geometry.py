@@ -1,0 +1,341 @@
+"""Ranks, blocks, layouts and stages that NIXL can bring together, by direction of transfer (VN7 to VN14, VN22, VN24, VN27)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from diptych.boundary.descriptor import Layout
+from diptych.boundary.element import Element
+from diptych.engines.resolve import Joint
+from diptych.engines.resolve_vllm import transfer_mode
+from diptych.engines.role import RoleConfig
+from diptych.engines.rule import Clash, Severity
+from diptych.engines.rules.vllm_pair import (
+    WORKER,
+    both,
+    extra,
+    field,
+    has_latent,
+    has_state,
+    is_nixl,
+    is_true,
+    kv_heads,
+    kv_role,
+    mode,
+    one_sided,
+    place,
+    rank_heads,
+    roles,
+    same_node,
+    uses_hybrid,
+    vllm_rule,
+)
+
+_CONTIGUOUS = (Layout.LBHNC, Layout.BLHNC)
+_TOPOLOGY = "vLLM 0.33 kv_connector/utils.py (TransferTopology)"
+
+
+def _tps(joint: Joint) -> tuple[str, str]:
+    return f"TP {joint.prefill.tp}", f"TP {joint.decode.tp}"
+
+
+def _blocks(joint: Joint) -> tuple[int | None, int | None]:
+    """Tokens of the blocks that are moved: the kernel's where it splits what was set."""
+    return joint.prefill_stored.moved_tokens, joint.decode_stored.moved_tokens
+
+
+def _said_block(tokens: int | None, role: RoleConfig) -> str:
+    split = f" (--block-size {role.block_size}, split by the kernel)" if role.block_size not in (None, tokens) else ""
+    unset = " (default)" if role.block_size is None else ""
+    return f"blocks of {tokens} tokens{split}{unset}"
+
+
+def _said_blocks(joint: Joint) -> tuple[str, str]:
+    prefill, decode = _blocks(joint)
+    return _said_block(prefill, joint.prefill), _said_block(decode, joint.decode)
+
+
+def _divisible_ranks(joint: Joint) -> Iterator[Clash]:
+    """VN7."""
+    prefill, decode = joint.prefill.tp, joint.decode.tp
+    if is_nixl(joint) and max(prefill, decode) % min(prefill, decode):
+        change = "choose tensor-parallel sizes of which one divides the other"
+        yield Clash(*_tps(joint), change, both(joint, "tp"))
+
+
+def _divisible_blocks(joint: Joint) -> Iterator[Clash]:
+    """VN8, in pull mode: decode's block is a multiple of prefill's."""
+    prefill, decode = _blocks(joint)
+    if mode(joint) == "pull" and prefill and decode and decode % prefill:
+        change = f"set --block-size {prefill} on both roles, or a multiple of it on decode"
+        yield Clash(*_said_blocks(joint), change, both(joint, "block_size"))
+
+
+def _gathered_blocks(joint: Joint) -> Iterator[Clash]:
+    """VN9, in pull mode: gathering from several ranks needs equal blocks; a latent is taken whole from one."""
+    prefill, decode = _blocks(joint)
+    if mode(joint) != "pull" or joint.prefill.tp <= joint.decode.tp or has_latent(joint) or has_state(joint):
+        return
+    if prefill and decode and prefill != decode and decode % prefill == 0:
+        change = f"set --block-size {prefill} on both roles"
+        said = _said_blocks(joint)
+        names = (f"{said[0]}, TP {joint.prefill.tp}", f"{said[1]}, TP {joint.decode.tp}")
+        yield Clash(*names, change, both(joint, "block_size"))
+
+
+def _repeated_heads(joint: Joint) -> Iterator[Clash]:
+    """VN10, in pull mode."""
+    heads = kv_heads(joint)
+    if mode(joint) != "pull" or heads is None or has_latent(joint) or has_state(joint):
+        return
+    if joint.prefill.tp > max(joint.decode.tp, heads):
+        change = f"set --tensor-parallel-size {heads} or less on prefill, or {joint.prefill.tp} on decode"
+        names = (f"TP {joint.prefill.tp} over {heads} KV heads", f"TP {joint.decode.tp}")
+        yield Clash(*names, change, both(joint, "tp"), "prefill's ranks repeat heads, and decode gathers each once")
+
+
+def _host_blocks(joint: Joint) -> Iterator[Clash]:
+    """VN11, in pull mode: the reading side's buffer in host memory."""
+    prefill, decode = _blocks(joint)
+    if mode(joint) == "pull" and _in_host_memory(joint.decode) and prefill and decode and prefill != decode:
+        said = _said_blocks(joint)
+        change = "set the same --block-size on both roles"
+        yield Clash(said[0], f"{said[1]}, in a host buffer", change, both(joint, "block_size"))
+
+
+def _in_host_memory(role: RoleConfig) -> bool:
+    return bool(field(role, "kv_buffer_device") == "cpu")
+
+
+def _layouts(joint: Joint) -> tuple[Layout, Layout]:
+    return joint.prefill_stored.layout, joint.decode_stored.layout
+
+
+def _one_layout(joint: Joint) -> Iterator[Clash]:
+    """VN12. Decode can permute LBHNC into LBNHC when it pulls; only one set of layers, no hybrid manager at work."""
+    ours, theirs = _layouts(joint)
+    if not mode(joint) or has_latent(joint) or Layout.UNKNOWN in (ours, theirs) or ours is theirs:
+        return
+    if mode(joint) == "push":
+        return  # VN27
+    can_permute = (ours, theirs) == (Layout.LBHNC, Layout.LBNHC)
+    if can_permute and _permutes(joint) and not uses_hybrid(joint.decode, joint):
+        return
+    change = "set one VLLM_KV_CACHE_LAYOUT on both roles"
+    if can_permute:
+        change += ", or enable_permute_local_kv on decode" if not _permutes(joint) else " or disable the hybrid manager"
+    yield Clash(ours, theirs, change, both(joint, "VLLM_KV_CACHE_LAYOUT"))
+
+
+def _permutes(joint: Joint) -> bool:
+    return is_true(field(joint.decode, "enable_permute_local_kv", False))
+
+
+def _cut_by_head(joint: Joint) -> Iterator[Clash]:
+    """VN13: heads can be cut out of a block where one head's tokens lie together."""
+    ours, theirs = _layouts(joint)
+    heads = kv_heads(joint)
+    if not mode(joint) or has_latent(joint) or joint.prefill.tp == joint.decode.tp or Layout.UNKNOWN in (ours, theirs):
+        return
+    is_repeated = heads is not None and joint.prefill.tp > heads
+    if ours is theirs and theirs not in _CONTIGUOUS and not is_repeated:
+        change = "set VLLM_KV_CACHE_LAYOUT=LBHNC (HND) on both roles, or the same TP"
+        names = (f"TP {joint.prefill.tp}, {ours}", f"TP {joint.decode.tp}, {theirs}")
+        yield Clash(*names, change, both(joint, "VLLM_KV_CACHE_LAYOUT"))
+
+
+def _nvfp4_heads(joint: Joint) -> Iterator[Clash]:
+    """VN14. A page holds every head's data before every head's scales."""
+    if not mode(joint) or has_latent(joint):
+        return
+    if Element.NVFP4 not in (joint.prefill_stored.element, joint.decode_stored.element):
+        return
+    heads = kv_heads(joint)
+    sizes = joint.prefill.tp, joint.decode.tp
+    if sizes[0] == sizes[1] or (heads and rank_heads(sizes[0], heads) == rank_heads(sizes[1], heads)):
+        return
+    yield Clash(*_tps(joint), "set the same TP on both roles, or an FP8 KV format", both(joint, "tp"))
+
+
+def _slow_read(joint: Joint) -> Iterator[Clash]:
+    """VN22. Within a host without NVLink, UCX serves writes over PCIe peer to peer but sends reads through TCP."""
+    if mode(joint) != "pull" or not same_node(joint):
+        return
+    gpus = (joint.prefill_gpu, joint.decode_gpu)
+    if any(gpu is None or "PCIe" not in gpu.scaleup.technology for gpu in gpus):
+        return
+    if any("rc" in role.env_text("UCX_TLS", "").replace("_", ",").split(",") for role in roles(joint)):
+        return
+    names = tuple(f"{gpu.name}, {gpu.scaleup.technology}" for gpu in gpus if gpu)
+    change = "use NixlPushConnector on both roles, or name an RDMA transport in UCX_TLS"
+    yield Clash(names[0], names[1], change, both(joint, "connector"), "measured: 0.5 GB/s read, 49 GB/s written")
+
+
+def _stages(joint: Joint) -> Iterator[Clash]:
+    """VN24: pipeline stages, and shards over the context."""
+    for role in roles(joint):
+        way = transfer_mode(role)
+        if not way or not is_nixl(joint):
+            continue
+        for problem, change, setting, severity in _wrong_stages(role, joint, way):
+            yield Clash(*one_sided(role, problem), change, (role.place(setting),), severity=severity)
+
+
+def _wrong_stages(role: RoleConfig, joint: Joint, way: str) -> Iterator[tuple[str, str, str, Severity]]:
+    told = kv_role(role)
+    if role.pp > 1 and told == "kv_consumer":
+        yield f"PP {role.pp} on decode", "set --pipeline-parallel-size 1 on decode", "pp", Severity.STARTUP
+    elif role.pp > 1 and way == "pull" and uses_hybrid(role, joint):
+        change = "set --pipeline-parallel-size 1, or use NixlPushConnector"
+        yield f"PP {role.pp} with layers of several kinds, in pull mode", change, "pp", Severity.STARTUP
+    elif role.pp > 1 and has_state(joint):
+        change = "set --pipeline-parallel-size 1"
+        yield f"PP {role.pp} with layers that keep a state", change, "pp", Severity.STARTUP
+    yield from _wrong_shards(role, joint, way, told)
+
+
+def _wrong_shards(role: RoleConfig, joint: Joint, way: str, told: str) -> Iterator[tuple[str, str, str, Severity]]:
+    """Shards over the context: config/vllm.py for pulling, connector.py for prefill's."""
+    name = "--decode-context-parallel-size"
+    if role.dcp > 1 and way == "pull":
+        if role.dcp != max(role.tp, role.pcp):
+            change = f"set {name} to 1 or {max(role.tp, role.pcp)}"
+            yield f"DCP {role.dcp} over {max(role.tp, role.pcp)} ranks", change, "dcp", Severity.STARTUP
+        elif joint.model is not None and not has_latent(joint):
+            yield f"DCP {role.dcp} without MLA", f"set {name} 1", "dcp", Severity.STARTUP
+    if role.dcp > 1 and way == "push":
+        change = f"set {name} 1, or use NixlConnector"
+        yield f"DCP {role.dcp} in push mode", change, "dcp", Severity.REQUEST
+    if role.pcp > 1 and told in ("kv_consumer", "kv_both"):
+        change = "set --prefill-context-parallel-size 1, or kv_role kv_producer"
+        yield f"PCP {role.pcp} on {told}", change, "pcp", Severity.STARTUP
+    if role.pcp > 1 and is_true(extra(role).get("bidirectional_kv_xfer", False)):
+        change = "set --prefill-context-parallel-size 1, or drop bidirectional_kv_xfer"
+        yield f"PCP {role.pcp} with bidirectional_kv_xfer", change, "pcp", Severity.STARTUP
+
+
+def _push(joint: Joint) -> Iterator[Clash]:
+    """VN27: what pushing needs beyond pulling. Prefill checks P % D, decode's receive step D % P: both are equality."""
+    for role in roles(joint):
+        if transfer_mode(role) == "push" and is_true(extra(role).get("bidirectional_kv_xfer", False)):
+            change = "drop bidirectional_kv_xfer, or use NixlConnector"
+            yield Clash(
+                *one_sided(role, "bidirectional_kv_xfer in push mode"), change, place(role), "", Severity.STARTUP
+            )
+    if mode(joint) != "push":
+        return
+    yield from _push_blocks(joint)
+    ours, theirs = _layouts(joint)
+    if not has_latent(joint) and Layout.UNKNOWN not in (ours, theirs) and ours is not theirs:
+        change = "set one VLLM_KV_CACHE_LAYOUT on both roles"
+        yield Clash(ours, theirs, change, both(joint, "VLLM_KV_CACHE_LAYOUT"), "decode does not permute what is pushed")
+    heads = kv_heads(joint)
+    if heads and not has_latent(joint) and not has_state(joint) and joint.decode.tp > max(joint.prefill.tp, heads):
+        change = f"set --tensor-parallel-size {heads} or less on decode, or use NixlConnector"
+        names = (f"TP {joint.prefill.tp}", f"TP {joint.decode.tp} over {heads} KV heads")
+        yield Clash(*names, change, both(joint, "tp"))
+
+
+def _push_blocks(joint: Joint) -> Iterator[Clash]:
+    prefill, decode = _blocks(joint)
+    if not prefill or not decode or prefill == decode:
+        return
+    late = prefill % decode == 0
+    yield Clash(
+        *_said_blocks(joint),
+        f"set --block-size {max(prefill, decode)} on both roles",
+        both(joint, "block_size"),
+        "the handshake passes and the bytes are moved, then decode fails on receiving them" if late else "",
+    )
+
+
+_ISSUES = "https://github.com/vllm-project/vllm/issues"
+RULES = (
+    vllm_rule(
+        "VN7",
+        Severity.REQUEST,
+        "One tensor-parallel size divides the other.",
+        _divisible_ranks,
+        f"{_TOPOLOGY} tp_ratio",
+        "tensor parallel size",
+    ),
+    vllm_rule(
+        "VN8",
+        Severity.REQUEST,
+        "Decode's block is a multiple of prefill's when decode pulls.",
+        _divisible_blocks,
+        f"{_TOPOLOGY} block_size_ratio; {_ISSUES}/42895",
+        "is not divisible by remote block size",
+    ),
+    vllm_rule(
+        "VN9",
+        Severity.REQUEST,
+        "Blocks are equal when decode pulls from more ranks than it has.",
+        _gathered_blocks,
+        f"{WORKER} (_validate_remote_agent_handshake)",
+        "Different local/remote block sizes are not supported when P TP > D TP.",
+    ),
+    vllm_rule(
+        "VN10",
+        Severity.REQUEST,
+        "Prefill's ranks do not repeat KV heads when decode pulls from more ranks than it has.",
+        _repeated_heads,
+        f"{WORKER} (is_kv_replicated)",
+        "AssertionError",
+    ),
+    vllm_rule(
+        "VN11",
+        Severity.REQUEST,
+        "Blocks are equal when KV is received in host memory.",
+        _host_blocks,
+        f"{WORKER} (use_host_buffer)",
+        "Heterogeneous block sizes are not supported with host buffer",
+    ),
+    vllm_rule(
+        "VN12",
+        Severity.REQUEST,
+        "Both roles lay KV out alike, or decode pulls LBHNC into LBNHC and permutes it.",
+        _one_layout,
+        f"{WORKER} (enable_permute_local_kv)",
+        "Heterogeneous TP expects same kv_cache_layout",
+    ),
+    vllm_rule(
+        "VN13",
+        Severity.REQUEST,
+        "Unlike TP needs a layout in which one head's tokens of a block lie together.",
+        _cut_by_head,
+        f"{WORKER} (is_block_contiguous)",
+        "Heterogeneous TP head-dimension splitting requires contiguous heads.",
+    ),
+    vllm_rule(
+        "VN14",
+        Severity.REQUEST,
+        "NVFP4 KV keeps its heads on as many ranks.",
+        _nvfp4_heads,
+        f"{WORKER} (is_nvfp4)",
+        "NIXL KV-head re-sharding is not supported for NVFP4 KV cache",
+    ),
+    vllm_rule(
+        "VN22",
+        Severity.SLOW,
+        "Roles on one host without NVLink or RDMA push KV.",
+        _slow_read,
+        f"{_ISSUES}/52607; https://github.com/ai-dynamo/nixl/issues/1097",
+    ),
+    vllm_rule(
+        "VN24",
+        Severity.STARTUP,
+        "Pipeline stages and context shards are such as this direction of transfer supports.",
+        _stages,
+        "vLLM 0.33 kv_connector/v1/nixl/connector.py, base_worker.py and push_worker.py",
+        "NotImplementedError",
+    ),
+    vllm_rule(
+        "VN27",
+        Severity.REQUEST,
+        "Pushing needs equal blocks and layouts, no read-back, and heads that decode's ranks do not repeat.",
+        _push,
+        "vLLM 0.33 kv_connector/v1/nixl/push_worker.py and push_scheduler.py",
+        "not supported for NIXL push connector",
+    ),
+)
