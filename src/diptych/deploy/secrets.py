@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 HIDDEN = "(hidden)"
 """Stands for a secret's value everywhere after reading, so that no message, report or file can carry it."""
@@ -27,6 +28,15 @@ def is_secret(name: str) -> bool:
 def hidden(name: str, value: str) -> str:
     """The value, or `HIDDEN` when its name says that it is a secret; a URL loses its user and password."""
     return HIDDEN if value and is_secret(name) else without_user(value)
+
+
+def hidden_inside(value: Any) -> Any:
+    """A JSON value with the secrets in its mappings replaced, at any depth."""
+    if isinstance(value, dict):
+        return {key: HIDDEN if is_secret(str(key)) and inner else hidden_inside(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [hidden_inside(inner) for inner in value]
+    return without_user(value) if isinstance(value, str) else value
 
 
 def without_user(text: str) -> str:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diptych.deploy.commands.flags import Flag, FlagTable, Kind
-from diptych.deploy.commands.statements import Word
-from diptych.deploy.secrets import HIDDEN, hidden, is_secret
+from diptych.deploy.commands.statements import Word, placed
+from diptych.deploy.secrets import HIDDEN, hidden, hidden_inside, is_secret
 from diptych.errors import Finding
 
 MAX_SHOWN = 60
@@ -29,7 +29,7 @@ class Given:
     @property
     def place(self) -> str:
         """Its place in a file, or, where the text has no lines, the place and the flag: 'prefill --block-size'."""
-        return self.where if re.search(r":\d+$", self.where) else f"{self.where} --{self.flag.name}"
+        return placed(self.where, f"--{self.flag.name}")
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class _Parser:
             self.at += 1
             if not is_flag(word.text):
                 self._positional(word)
-            elif word.text.startswith("-O") and self.table.dotted:
+            elif word.text.startswith("-O") and "--optimization-level" in self.table.spellings:
                 self._optimization(word)
             else:
                 self._flag(word)
@@ -171,7 +171,8 @@ class _Parser:
             else:
                 problem = f"--{flag.name} is {_shown(flag.name, word.text)}, which is set outside this text"
                 self._find(self._place(word, f"--{flag.name}"), problem, _expected(flag))
-            self._keep(flag, None, word.text, word, known=False)
+            text = "(not JSON)" if flag.kind is Kind.JSON else word.text
+            self._keep(flag, None, text, word, known=False)
             return
         self._keep(flag, value, word.text, word, word.known)
 
@@ -185,16 +186,19 @@ class _Parser:
         for key in reversed(path.removesuffix("+").split(".")):
             value = {key: value}
         before = self.result.value(flag.name, {})
-        merged = _merged(before, value) if isinstance(before, Mapping) else value
-        self._keep(flag, merged, json.dumps(merged), word)
+        whole = merged(before, value) if isinstance(before, Mapping) else value
+        self._keep(flag, whole, json.dumps(whole), word)
 
     def _keep(self, flag: Flag, value: Any, text: str, word: Word, known: bool = True) -> None:
         if is_secret(flag.name) and flag.kind not in (Kind.SWITCH, Kind.BOOLEAN):
             value, text = HIDDEN, HIDDEN
+        elif flag.kind is Kind.JSON and isinstance(value, dict | list):
+            value = hidden_inside(value)
+            text = json.dumps(value) if HIDDEN in json.dumps(value) else text
         self.result.given[flag.name] = Given(flag, value, text, word.where, known)
 
     def _place(self, word: Word, spelling: str) -> str:
-        return word.where if re.search(r":\d+$", word.where) else f"{word.where} {spelling}"
+        return placed(word.where, spelling)
 
     def _find(self, where: str, problem: str, expected: str = "", hint: str = "") -> None:
         self.result.findings.append(Finding(where, problem, expected, hint))
@@ -251,17 +255,18 @@ def _loose_json(text: str) -> Any:
     return text
 
 
-def _merged(before: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(before)
+def merged(before: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """Two nested mappings as one; of two values the added one counts, and lists grow."""
+    whole = dict(before)
     for key, value in added.items():
-        old = merged.get(key)
+        old = whole.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            merged[key] = _merged(old, value)
+            whole[key] = merged(old, value)
         elif isinstance(old, list) and isinstance(value, list):
-            merged[key] = [*old, *value]
+            whole[key] = [*old, *value]
         else:
-            merged[key] = value
-    return merged
+            whole[key] = value
+    return whole
 
 
 def _refusal(flag: Flag, text: str) -> str:

@@ -51,7 +51,7 @@ class Match:
 class FlagTable:
     """The flags of one program by every spelling it accepts.
 
-    `separator` is what a parser turns the other one into (vLLM dashes, trtllm-serve underscores; others take spellings as they are).
+    `separator` is what a parser turns the other one into: vLLM dashes, trtllm-serve underscores; others take what is written.
     `dotted` programs take `--json.key value` and pair `--enable-x` with `--disable-x` (vLLM's parser).
     """
 
@@ -104,7 +104,7 @@ _PROGRAMS: Mapping[str, tuple[str, tuple[str, ...], str, bool]] = {
     "trtllm-serve": ("trtllm-serve", ("trtllm_serve",), "_", False),
     "dynamo.vllm": ("dynamo.vllm", ("dynamo_vllm", "vllm"), "-", True),
     "dynamo.sglang": ("dynamo.sglang", ("dynamo_sglang", "sglang"), "", False),
-    "dynamo.trtllm": ("dynamo.trtllm", ("dynamo_trtllm",), "", False),
+    "dynamo.trtllm": ("dynamo.trtllm", ("dynamo_trtllm",), "", True),
     "dynamo.frontend": ("dynamo.frontend", ("dynamo_frontend",), "", False),
     "vllm-router": ("vllm-router", ("vllm_router",), "", False),
     "sglang_router": ("sglang_router", ("sglang_router",), "", False),
@@ -122,6 +122,8 @@ def flag_table(program: str) -> FlagTable:
         for spelling, flag in _spellings(name, table):
             if not (launched and flag.server):
                 spellings.setdefault(spelling, flag)
+    if program == "dynamo.trtllm":
+        spellings["--trtllm"] = Flag("trtllm", Kind.JSON, program)  # --trtllm.KEY VALUE, an override of its YAML
     removed = {flag: instead for name in names for flag, instead in _load("removed").get(name, {}).items()}
     first = tables[names[0]]
     return FlagTable(title, first["version"], spellings, removed, separator, dotted)

@@ -37,9 +37,14 @@ _SETTERS = frozenset({"export", "declare", "typeset", "readonly", "local"})
 def statements(text: str, where: str, first_line: int = 1, lines: bool = True) -> list[Statement]:
     """The commands of a shell text in order.
 
-    `where` names the text; with `lines`, places are `where:line`, counted from `first_line`. Raises InvalidInput where a quote is open.
+    `where` names the text; with `lines`, places are `where:line` counted from `first_line`. Raises InvalidInput at an open quote.
     """
     return list(_Reader(where, lines).read(lex(text, where, first_line)))
+
+
+def placed(where: str, setting: str) -> str:
+    """Where a setting is: a line says enough; a text without lines is named with the setting: 'prefill --block-size'."""
+    return where if re.search(r":\d+$", where) else f"{where} {setting}"
 
 
 def env_value(word: Word) -> EnvValue:

@@ -1,0 +1,137 @@
+"""One command as a role, two commands as a pair, a script as a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from diptych.deploy.commands.launch import Launch, launches
+from diptych.deploy.commands.roles import ENGINES, Reading, role_config
+from diptych.deploy.commands.routers import router_of, worker_urls
+from diptych.deploy.commands.statements import statements
+from diptych.design.axes import Role
+from diptych.engines.deployment import Deployment, Router
+from diptych.engines.engine import Engine, Launcher
+from diptych.engines.role import RoleConfig
+from diptych.errors import Finding, InvalidInput
+
+UNDERSTOOD = (
+    "vllm serve MODEL, python -m sglang.launch_server, python -m dynamo.vllm|sglang|trtllm, or trtllm-serve MODEL "
+    "(also within env, docker run, bash -c and the like)"
+)
+
+
+def read_command(
+    text: str,
+    role: Role | None = None,
+    where: str = "",
+    base: Path | None = None,
+    findings: list[Finding] | None = None,
+) -> RoleConfig:
+    """One launch command as a role. `role` is what the caller knows it for, otherwise its flags say.
+
+    `base` is the directory of files that it may name (`--config serve.yaml`); None reads no file. What the engine would refuse
+    (an unknown flag) is added to `findings`. Raises InvalidInput where no known engine is started, or more than one is.
+    """
+    where = where or str(role or "command")
+    collected: list[Finding] = [] if findings is None else findings
+    found = [each for each in _launches(text, where, lines=False) if each.program in ENGINES]
+    if not found:
+        raise InvalidInput(Finding(where, f"no engine that is known is started{_first_word(text, where)}", UNDERSTOOD))
+    if len(found) > 1:
+        raise InvalidInput(
+            Finding(where, f"{len(found)} engines are started", "one command; a script of several is read as a file")
+        )
+    return replace(role_config(found[0], Reading(role, base), collected), name=found[0].name or where)
+
+
+def read_pair(prefill: Sequence[str], decode: Sequence[str], base: Path | None = None) -> Deployment:
+    """The commands of a prefill and a decode role, one or more of each, as a deployment. Raises InvalidInput."""
+    findings: list[Finding] = []
+    broken: list[Finding] = []
+    roles: list[RoleConfig] = []
+    for role, texts in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
+        for number, text in enumerate(texts, start=1):
+            where = str(role) if len(texts) == 1 else f"{role} {number}"
+            try:
+                roles.append(read_command(text, role, where, base, findings))
+            except InvalidInput as error:
+                broken += error.findings
+    if broken:
+        raise InvalidInput(broken)
+    return Deployment(tuple(roles), launcher=launcher_of(roles), findings=tuple(findings))
+
+
+def read_script(text: str, where: str = "script", base: Path | None = None) -> Deployment:
+    """A shell script's engines and their router. Raises InvalidInput where it starts no engine that is known."""
+    findings: list[Finding] = []
+    found = _launches(text, where, lines=True)
+    roles = [role_config(each, Reading(None, base), findings) for each in found if each.program in ENGINES]
+    routers = [router_of(each, findings) for each in found if each.program not in ENGINES]
+    if not roles:
+        raise InvalidInput(Finding(where, f"no engine that is known is started{_first_word(text, where)}", UNDERSTOOD))
+    router = routers[0] if routers else None
+    named = named_roles(roles_of_router(roles, router))
+    return Deployment(tuple(named), router, launcher_of(roles), where, findings=tuple(findings))
+
+
+def launcher_of(roles: Sequence[RoleConfig]) -> Launcher:
+    """What starts them: the launcher of the first that has one."""
+    return next((role.launcher for role in roles if role.launcher is not Launcher.PLAIN), Launcher.PLAIN)
+
+
+def roles_of_router(roles: Sequence[RoleConfig], router: Router | None) -> list[RoleConfig]:
+    """Engines that do not say their role (`kv_both`, or no connector) take it from the router's addresses, by port."""
+    if router is None:
+        return list(roles)
+    urls = worker_urls(router)
+    ports = {role: {_port(url) for url in urls[str(role)]} for role in (Role.PREFILL, Role.DECODE)}
+    return [
+        replace(config, role=_by_port(config, ports)) if config.role is Role.COLOCATED else config for config in roles
+    ]
+
+
+def named_roles(roles: Sequence[RoleConfig]) -> list[RoleConfig]:
+    """Each role with a name of its own: the one that it has, else its role, numbered where there are several."""
+    named: list[RoleConfig] = []
+    for config in roles:
+        alike = [other for other in roles if other.role is config.role and not other.name]
+        number = (
+            f"-{sum(other is not config for other in alike[: _position(alike, config)]) + 1}" if len(alike) > 1 else ""
+        )
+        named.append(config if config.name else replace(config, name=f"{config.role}{number}"))
+    return named
+
+
+def _position(configs: Sequence[RoleConfig], config: RoleConfig) -> int:
+    return next((at for at, other in enumerate(configs) if other is config), 0)
+
+
+def _by_port(config: RoleConfig, ports: dict[Role, set[int | None]]) -> Role:
+    listening = config.port if config.port is not None else _DEFAULT_PORTS[config.engine]
+    matches = [role for role, known in ports.items() if listening in known]
+    return matches[0] if len(matches) == 1 else config.role
+
+
+_DEFAULT_PORTS = {Engine.VLLM: 8000, Engine.SGLANG: 30000, Engine.TRTLLM: 8000}
+
+
+def _port(url: str) -> int | None:
+    try:
+        return urlsplit(url if "//" in url else f"//{url}").port
+    except ValueError:
+        return None
+
+
+def _launches(text: str, where: str, lines: bool) -> list[Launch]:
+    return [launch for statement in statements(text, where, lines=lines) for launch in launches(statement)]
+
+
+def _first_word(text: str, where: str) -> str:
+    """The program of the first command, for a message; never its arguments."""
+    for statement in statements(text, where, lines=False):
+        word = statement.words[0].text.rsplit("/", 1)[-1]
+        return f": the first command is {word[:40]!r}" if word.isprintable() and "=" not in word else ""
+    return ": there is no command"

@@ -1,0 +1,80 @@
+"""What routes between the roles, as it was told to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diptych.deploy.commands.arguments import is_flag, parse_arguments
+from diptych.deploy.commands.flags import flag_table
+from diptych.deploy.commands.launch import Launch
+from diptych.deploy.commands.statements import Word
+from diptych.deploy.secrets import HIDDEN, hidden, is_secret, without_user
+from diptych.engines.deployment import Router
+from diptych.errors import Finding
+
+ROUTERS = frozenset({"vllm-router", "sglang_router", "dynamo.frontend"})
+
+
+def router_of(launch: Launch, findings: list[Finding]) -> Router:
+    """A router's flags, and variables that set them, by long name; repeated `--prefill URL [PORT]` is a tuple of tuples."""
+    if launch.program not in ROUTERS:
+        return _proxy(launch)
+    table = flag_table(launch.program)
+    arguments = parse_arguments(launch.words, table)
+    findings += arguments.findings
+    settings = {
+        name: _shown(given.value if given.value is not None else given.text) for name, given in arguments.given.items()
+    }
+    places = {name: given.place for name, given in arguments.given.items()}
+    for flag in table.spellings.values():
+        value = launch.env.get(flag.env) if flag.env else None
+        if value is not None and flag.name not in settings:
+            settings[flag.name] = _from_environment(flag.kind, flag.name, value.text or value.source)
+            places[flag.name] = launch.env_places.get(flag.env, launch.where)
+    return Router(launch.program, settings, places)
+
+
+def _from_environment(kind: str, name: str, text: str) -> Any:
+    if kind in ("switch", "boolean"):
+        return text.strip().casefold() in ("1", "true", "yes", "on")
+    return int(text) if kind == "int" and text.isdigit() else hidden(name, text)
+
+
+def _proxy(launch: Launch) -> Router:
+    """A script of its own: what it was given, flag by flag, as text."""
+    arguments = _plain(launch.words)
+    return Router(launch.program, arguments, dict.fromkeys(arguments, launch.where))
+
+
+def _plain(words: tuple[Word, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if is_flag(word.text):
+            name, equals, value = word.text.lstrip("-").partition("=")
+            found[name] = (HIDDEN if is_secret(name) else without_user(value),) if equals else found.get(name, ())
+        elif name:
+            found[name] = (*found[name], HIDDEN if is_secret(name) else without_user(word.text))
+    return {name: _single(values) for name, values in found.items()}
+
+
+def _single(values: tuple[str, ...]) -> Any:
+    return True if not values else values[0] if len(values) == 1 else values
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_shown(item) for item in value)
+    return without_user(value) if isinstance(value, str) else value
+
+
+def worker_urls(router: Router) -> dict[str, tuple[str, ...]]:
+    """The addresses that a router was given for each role: 'prefill' and 'decode'."""
+    found: dict[str, tuple[str, ...]] = {}
+    for role in ("prefill", "decode"):
+        entries = router.settings.get(role, ())
+        urls = tuple(str(entry[0]) for entry in entries if isinstance(entry, tuple) and entry)
+        ports = router.settings.get("prefiller-ports" if role == "prefill" else "decoder-ports", ())
+        ports = ports if isinstance(ports, tuple) else (ports,)
+        found[role] = urls + tuple(f":{port}" for port in ports)
+    return found

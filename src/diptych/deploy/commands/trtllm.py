@@ -1,0 +1,96 @@
+"""TensorRT-LLM's settings beside its flags: the YAML of `--config` or `--extra-engine-args`, and overrides of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from diptych.deploy.commands.arguments import Arguments, Given, merged
+from diptych.deploy.safe_yaml import Node, load_file
+from diptych.engines.role import RoleConfig
+from diptych.errors import Finding, InvalidInput
+
+FILES = ("config", "extra-engine-args")
+OVERRIDES = ("override-engine-args", "trtllm")
+_FIELDS = {
+    "tensor_parallel_size": "tp",
+    "pipeline_parallel_size": "pp",
+    "context_parallel_size": "pcp",
+    "max_batch_size": "max_seqs",
+    "max_num_tokens": "max_batched_tokens",
+    "max_seq_len": "max_model_len",
+    "dtype": "dtype",
+    "attn_backend": "attention_backend",
+}
+_CACHE = {"tokens_per_block": "block_size", "dtype": "kv_cache_dtype"}
+
+
+def trtllm_settings(config: RoleConfig, arguments: Arguments, base: Path | None, findings: list[Finding]) -> RoleConfig:
+    """The role with the engine's own configuration laid over its flags, as the engine does."""
+    for name in FILES:
+        given = arguments.given.get(name)
+        document = _document(given, base, findings) if given is not None else None
+        if document is not None:
+            config = with_engine_args(config, document.plain, _places(document))
+    for name in OVERRIDES:
+        given = arguments.given.get(name)
+        value = _override(given, findings) if given is not None and given.known else None
+        if given is not None and value is not None:
+            config = with_engine_args(config, value, dict.fromkeys((*value, *_CACHE), given.place))
+    return config
+
+
+def with_engine_args(config: RoleConfig, extra: Mapping[str, Any], places: Mapping[str, str]) -> RoleConfig:
+    """The role with TensorRT-LLM's settings by their own names; `kv_cache_config` gives block size and KV dtype too.
+
+    `places` has the place of each setting by name, those inside `kv_cache_config` included.
+    """
+    cache = extra.get("kv_cache_config")
+    inner = cache if isinstance(cache, Mapping) else {}
+    found = {_FIELDS[name]: value for name, value in extra.items() if name in _FIELDS and value is not None}
+    found |= {setting: inner[name] for name, setting in _CACHE.items() if inner.get(name) is not None}
+    named = {_FIELDS.get(name, name): places[name] for name in extra if name in places}
+    named |= {setting: places[name] for name, setting in _CACHE.items() if setting in found and name in places}
+    options = merged(config.options, {name: value for name, value in extra.items() if name not in _FIELDS})
+    written = {name: str(value) for name, value in found.items()}
+    return replace(
+        config,
+        **found,
+        options=options,
+        written={**config.written, **written},
+        places={**config.places, **named},
+    )
+
+
+def _document(given: Given, base: Path | None, findings: list[Finding]) -> Node | None:
+    if base is None or not given.known:
+        problem = f"--{given.flag.name} {given.text} is not read here: its settings are unknown"
+        findings.append(Finding(given.place, problem, "the settings themselves"))
+        return None
+    try:
+        documents = load_file(base / given.text)
+    except InvalidInput as error:
+        findings.extend(error.findings)
+        return None
+    return documents[0] if documents and isinstance(documents[0].value, dict) else None
+
+
+def _places(document: Node) -> dict[str, str]:
+    own = {name: node.where for name, node in document.entries().items() if name != "dtype"}
+    return own | {name: node.where for name, node in document.entries("kv_cache_config").items()}
+
+
+def _override(given: Given, findings: list[Finding]) -> Mapping[str, Any] | None:
+    value = given.value
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    if isinstance(value, Mapping):
+        return value
+    findings.append(Finding(given.place, f"--{given.flag.name} is not a JSON object", "the engine's settings as JSON"))
+    return None
