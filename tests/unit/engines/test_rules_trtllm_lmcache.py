@@ -6,7 +6,7 @@ import pytest
 from rule_pairs import clashes, pair
 
 from diptych.engines.deployment import Router
-from diptych.engines.engine import Engine
+from diptych.engines.engine import Engine, Version
 from diptych.engines.resolve_trtllm import stored_element
 from diptych.engines.role import Connector
 from diptych.engines.rules.lmcache import RULES as LMCACHE
@@ -27,7 +27,7 @@ EXAMPLES = {
         pair(TRT, {"options": {"kv_cache_config": {"dtype": "fp8"}}}, {"kv_cache_dtype": "fp8"}),
     ),
     "TR2": (
-        pair(TRT, {"block_size": 64}, {"block_size": 64}, router=Router("trtllm-serve", {"tokens_per_block": 32})),
+        pair(TRT, {"block_size": 32}, {"block_size": 32}, router=Router("trtllm-serve", {"tokens_per_block": 64})),
         pair(TRT, {"block_size": 64}, {"block_size": 64}, router=Router("trtllm-serve", {"tokens_per_block": 64})),
     ),
     "LM1": (
@@ -84,6 +84,13 @@ def test_blocks_and_models_are_part_of_the_cache_state():
     assert clashes(TRTLLM, "TR1", pair(TRT, {"block_size": 64}))
     assert clashes(TRTLLM, "TR1", pair(TRT, {"block_size": 32})) == []
     assert clashes(TRTLLM, "TR1", pair(TRT, {"model": "org/one"}, {"model": "org/two"}))
+
+
+def test_a_router_may_hash_parts_of_a_block_from_one_release_on():
+    parts = Router("trtllm-serve", {"tokens_per_block": 32})
+    early = {"block_size": 64, "version": Version((1, 2, 0))}
+    assert clashes(TRTLLM, "TR2", pair(TRT, {"block_size": 64}, {"block_size": 64}, router=parts)) == []
+    assert len(clashes(TRTLLM, "TR2", pair(TRT, early, early, router=parts))) == 2
 
 
 def test_settings_are_read_from_the_connector_too():

@@ -15,13 +15,14 @@ from diptych.engines.rules import (
     trtllm,
     vllm_config,
     vllm_geometry,
+    vllm_history,
     vllm_identity,
     vllm_mooncake,
     vllm_remarks,
 )
 
 _MODULES = (
-    *(pair, vllm_config, vllm_identity, vllm_geometry, vllm_mooncake),
+    *(pair, vllm_config, vllm_identity, vllm_geometry, vllm_history, vllm_mooncake),
     *(sglang, trtllm, lmcache, orchestrators),
 )
 

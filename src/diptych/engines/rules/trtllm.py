@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from diptych.engines.engine import Engine
+from diptych.engines.engine import Engine, Version
 from diptych.engines.resolve import Joint
 from diptych.engines.resolve_trtllm import stored_element, tokens_per_block
-from diptych.engines.role import whole
+from diptych.engines.role import RoleConfig, whole
 from diptych.engines.rule import Clash, Rule, Severity
 from diptych.engines.rules.names import different_models
 
+_PARTS = Version((1, 3, 0))
 _FORMATTER = "TensorRT-LLM cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp (CacheFormatter::inquireSupport)"
 _REFUSED = "Disagg server does not currently support these cacheState"
 
@@ -49,7 +50,7 @@ def _router_blocks(joint: Joint) -> Iterator[Clash]:
     for setting in ("tokens_per_block", "kv-cache-block-size"):
         hashed = whole(router.settings.get(setting), 0)
         for role in (joint.prefill, joint.decode):
-            if hashed and hashed != tokens_per_block(role):
+            if hashed and not _finds(role, hashed):
                 blocks = f"blocks of {tokens_per_block(role)} tokens"
                 yield Clash(
                     blocks if role is joint.prefill else "",
@@ -57,6 +58,12 @@ def _router_blocks(joint: Joint) -> Iterator[Clash]:
                     f"hash blocks of {tokens_per_block(role)} tokens in the router, which hashes {hashed}",
                     (role.place("block_size"), router.places.get(setting, f"router {setting}")),
                 )
+
+
+def _finds(role: RoleConfig, hashed: int) -> bool:
+    """Whether blocks of `hashed` tokens match a worker's: the same, and from 1.3 on also a part of one."""
+    block = tokens_per_block(role)
+    return hashed == block or (role.release >= _PARTS and block % hashed == 0)
 
 
 RULES = (
@@ -73,8 +80,9 @@ RULES = (
         "TR2",
         Engine.TRTLLM,
         Severity.SLOW,
-        "The router hashes prompts in the workers' tokens_per_block.",
-        "https://github.com/NVIDIA/TensorRT-LLM/issues/14882 (32 against 64: no prefix hit at all)",
+        "The router hashes prompts in the workers' tokens_per_block, or in parts of it.",
+        "https://github.com/NVIDIA/TensorRT-LLM/issues/14882 (32 against 64: no prefix hit at all); "
+        "https://github.com/NVIDIA/TensorRT-LLM/pull/15005 takes divisors, here from 1.3 on",
         _router_blocks,
     ),
 )
