@@ -17,6 +17,9 @@ from diptych.engines.deployment import UNKNOWN, Deployment, Expected
 from diptych.engines.engine import Version
 from diptych.engines.handling import HANDLING, Refusal, refusals
 from diptych.engines.of_design import How, deployment_of, needs_checkpoint
+from diptych.metrics.slo import SLO
+
+NO_SLO = SLO()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Request:
     images: Mapping[str, str] = field(default_factory=dict)
     spans: Mapping[Role, int] = field(default_factory=dict)
     expected: Expected = UNKNOWN
+    slo: SLO = NO_SLO
     headline: str = ""
     checklist: tuple[Answer, ...] = ()
     command: str = ""

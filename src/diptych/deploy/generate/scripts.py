@@ -31,12 +31,17 @@ def scripts(request: Request) -> dict[str, str]:
 def hosts(roles: tuple[RoleConfig, ...]) -> str:
     """The addresses of every worker, with examples to replace."""
     lines = ["# host:port of every worker, with spaces between. The addresses are examples: put yours."]
-    for first, config in enumerate(roles, start=1):
-        port = FIRST_PORT[config.role]
-        examples = " ".join(f"10.0.{first}.{worker}:{port}" for worker in range(1, config.replicas + 1))
+    for index, config in enumerate(roles):
+        examples = " ".join(addresses(index, config))
         lines.append(f"# {config.replicas} × {config.role}, {config.gpus_per_worker} × {config.gpu} each")
         lines.append(f'{_variable(config)}="{examples}"')
     return "\n".join(lines) + "\n"
+
+
+def addresses(index: int, config: RoleConfig) -> list[str]:
+    """Example addresses of the workers of the `index`-th role, one to a host."""
+    port = FIRST_PORT[config.role]
+    return [f"10.0.{index + 1}.{worker}:{port}" for worker in range(1, config.replicas + 1)]
 
 
 def _variable(config: RoleConfig) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from diptych.design.axes import Role
 from diptych.engines.engine import READ, Engine, Launcher, Version
 
 
@@ -29,6 +30,20 @@ class Target(StrEnum):
     @property
     def is_kubernetes(self) -> bool:
         return self in _LAUNCHERS
+
+    def metrics_port(self, role: Role) -> int:
+        """Where a pod of this target serves /metrics: Dynamo on its system port, llm-d's decode behind its sidecar."""
+        if self.launcher is Launcher.DYNAMO:
+            return 9090
+        return 8200 if self is Target.LLM_D and role is Role.DECODE else 8000
+
+    def pod_labels(self, name: str, role: str) -> dict[str, str]:
+        """The labels by which this target's pods of one role are found."""
+        if self.launcher is Launcher.DYNAMO:
+            return {"nvidia.com/dynamo-graph-deployment-name": name, "nvidia.com/dynamo-component": role}
+        if self is Target.KSERVE:
+            return {"app.kubernetes.io/name": name, "llm-d.ai/role": role}
+        return {"llm-d.ai/inference-serving": "true", "llm-d.ai/role": role}
 
     @property
     def engine_version(self) -> Version:
