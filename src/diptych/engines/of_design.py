@@ -121,7 +121,7 @@ def _config(
         gpu=worker.accelerator.name,
         gpus_per_worker=worker.accelerators,
         nodes_per_worker=how.spans.get(role) or -(-worker.accelerators // _SERVER),
-        env=_environment(boundary, how.engine),
+        env=_environment(worker, pairs, boundary, how.engine),
         options=dict(_options(worker, role, boundary, how.engine)),
     )
 
@@ -204,11 +204,20 @@ def _is_efa(link: Link) -> bool:
     return link.name == "efa"
 
 
-def _environment(boundary: Boundary | None, engine: Engine) -> dict[str, EnvValue]:
-    """Where a vLLM worker says that it can be reached, and the transports that UCX may take: never silently TCP."""
+def _environment(
+    worker: Worker, pairs: tuple[tuple[Worker, Worker], ...], boundary: Boundary | None, engine: Engine
+) -> dict[str, EnvValue]:
+    """Where a vLLM worker says that it can be reached, and the transports that UCX may take: never silently TCP.
+
+    SGLang gathers heads into a buffer first where TP differs, else each request is tens of thousands of small writes.
+    """
     if boundary is None:
         return {}
     transports = {} if _is_efa(boundary.link) else {"UCX_TLS": EnvValue(_TRANSPORTS[boundary.link.kind])}
+    if engine is Engine.SGLANG:
+        unlike = any(prefill.parallelism.tp != decode.parallelism.tp for prefill, decode in pairs)
+        gathers = unlike and not any(attention.is_mla for _, attention in worker.model.attention_groups())
+        return {**transports, **({"SGLANG_DISAGG_STAGING_BUFFER": EnvValue("1")} if gathers else {})}
     if engine is not Engine.VLLM:
         return transports
     own = EnvValue(source="status.podIP")
