@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.boundary.codecs.casting import LARGEST
 from diptych.boundary.codecs.convert import Method, method
-from diptych.boundary.codecs.quantise import TOP
+from diptych.boundary.conversion import GRIDS, LEVELS
 from diptych.boundary.element import Element
 from diptych.boundary.format import Format
 
@@ -50,15 +49,9 @@ class Bound:
 
 
 PRECISION = {
-    Element.FP32: (2.0**-24, 2.0**-150, np.inf),
-    Element.BF16: (2.0**-8, 2.0**-134, np.inf),
-    Element.FP16: (2.0**-11, 2.0**-25, LARGEST[Element.FP16]),
-    Element.E4M3FN: (2.0**-4, 2.0**-10, TOP[Element.E4M3FN]),
-    Element.E4M3FNUZ: (2.0**-4, 2.0**-11, TOP[Element.E4M3FNUZ]),
-    Element.E5M2: (2.0**-3, 2.0**-17, TOP[Element.E5M2]),
-    Element.INT8: (0.0, 0.5, TOP[Element.INT8]),
-    Element.INT4: (0.0, 0.5, TOP[Element.INT4]),
-    Element.NVFP4: (0.25, 0.25, TOP[Element.NVFP4]),
+    **{element: (2.0 ** -(grid.mantissa + 1), grid.smallest / 2, grid.largest) for element, grid in GRIDS.items()},
+    **{element: (0.0, 0.5, float(level)) for element, level in LEVELS.items()},
+    Element.NVFP4: (0.25, 0.25, 6.0),
 }
 """Half a unit in the last place, half the smallest subnormal, and the largest finite value, the last two times the scale. Between
 e2m1's 4 and 6 the half step is 1, a quarter of the lower."""

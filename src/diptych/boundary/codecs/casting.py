@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 from diptych.boundary.codecs import vector
 from diptych.boundary.codecs.bits import UNSIGNED, Array, bits
 from diptych.boundary.codecs.stored import DTYPES
+from diptych.boundary.conversion import GRIDS
 from diptych.boundary.element import Element
 
 CHUNK = 65536
 """Elements at a time: temporaries of up to four bytes each stay in a core's second-level cache."""
 LARGEST = {
-    Element.FP16: 65504.0,
-    Element.E4M3FN: 448.0,
-    Element.E4M3FNUZ: 240.0,
-    Element.E5M2: 57344.0,
+    element: GRIDS[element].largest for element in (Element.FP16, Element.E4M3FN, Element.E4M3FNUZ, Element.E5M2)
 }
 """The largest finite values; bf16 and fp32 hold whatever comes."""
 _HAS_INF = (Element.FP32, Element.BF16, Element.FP16, Element.E5M2)

@@ -17,14 +17,17 @@ from diptych.boundary.codecs.bits import Array, magnitudes
 from diptych.boundary.codecs.casting import LARGEST, cast, rounded_to_odd
 from diptych.boundary.codecs.refusals import NotRepresentable
 from diptych.boundary.codecs.stored import Bytes, Floats, KvShape, StoredKV, scale_dims
+from diptych.boundary.conversion import GRIDS, LEVELS
 from diptych.boundary.element import Element, ScaleGranularity, ScaleSource
 from diptych.boundary.format import Format
 from diptych.errors import Finding
 
 SLAB = 32768
 """Elements at a time: a float32 slab and its codes stay in a core's second-level cache."""
-TOP = {Element.INT8: 127.0, Element.INT4: 7.0, Element.NVFP4: 6.0} | {
-    element: LARGEST[element] for element in (Element.E4M3FN, Element.E4M3FNUZ, Element.E5M2)
+TOP = {
+    **{element: GRIDS[element].largest for element in (Element.E4M3FN, Element.E4M3FNUZ, Element.E5M2)},
+    **{element: float(level) for element, level in LEVELS.items()},
+    Element.NVFP4: 6.0,
 }
 """What the largest magnitude under a scale is stored as. Integers are symmetric: −128 and −8 are not used, so that a value and
 its negative lose the same."""
