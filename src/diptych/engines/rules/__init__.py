@@ -15,14 +15,13 @@ from diptych.engines.rules import (
     trtllm,
     vllm_config,
     vllm_geometry,
-    vllm_history,
     vllm_identity,
     vllm_mooncake,
     vllm_remarks,
 )
 
 _MODULES = (
-    *(pair, vllm_config, vllm_identity, vllm_geometry, vllm_history, vllm_mooncake),
+    *(pair, vllm_config, vllm_identity, vllm_geometry, vllm_mooncake),
     *(sglang, trtllm, lmcache, orchestrators),
 )
 
