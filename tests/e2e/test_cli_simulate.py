@@ -186,7 +186,7 @@ def test_mistakes_in_a_real_process_come_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("simulate",), "nothing to simulate"),
+        (("simulate",), "nothing to work on"),
         (("simulate", "nowhere"), "there is no such file"),
         (("simulate", "."), "neither a plan nor a simulation"),
         (("simulate", ".", "--design", "H100"), "is given beside --design"),

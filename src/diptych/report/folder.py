@@ -71,10 +71,13 @@ def write_folder(folder: Path, files: Mapping[str, str]) -> tuple[Path, ...]:
     beside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         for name, text in files.items():
+            (beside / name).parent.mkdir(parents=True, exist_ok=True)
             (beside / name).write_text(text, encoding="utf-8")
+            (beside / name).chmod(0o755 if text.startswith("#!") else 0o644)
         beside.chmod(0o755)
         if folder.exists():
             for name in files:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (beside / name).replace(folder / name)
         else:
             beside.replace(folder)
