@@ -11,6 +11,7 @@ from diptych.catalog.dtype import Dtype
 from diptych.engines.backends import Backend, backends
 from diptych.engines.resolve_gpu import Platform, platform
 from diptych.engines.resolve_stored import DYNAMIC, FROM_CHECKPOINT, PER_TOKEN, UNIT, Stored
+from diptych.engines.resolve_vllm_releases import BACKEND_BY_ENV, HYBRID_BY_DEFAULT
 from diptych.engines.role import Connector, RoleConfig
 from diptych.errors import InvalidInput
 
@@ -194,7 +195,8 @@ def _scaling(role: RoleConfig, word: str) -> Scaling | None:
 
 def attention_backends(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> tuple[str, ...]:
     """The names that the attention backend may report; one when it is pinned or follows from generation and KV format."""
-    pinned = role.attention_backend or role.env_text("VLLM_ATTENTION_BACKEND")
+    by_env = role.env_text("VLLM_ATTENTION_BACKEND") if role.release in BACKEND_BY_ENV else ""
+    pinned = role.attention_backend or by_env
     if pinned:
         name = pinned.upper().rpartition(".")[2]
         return (_REPORTS.get(name, name),)
@@ -282,6 +284,8 @@ def hybrid_manager(role: RoleConfig, model: Model | None, place: Platform | None
     if role.hybrid_kv_manager is not None:
         return role.hybrid_kv_manager
     every = role.connector.all() if role.connector else ()
+    if every and role.release not in HYBRID_BY_DEFAULT:
+        return False
     if any(connector.name in WITHOUT_HYBRID for connector in every):
         return False
     if place is not None and place.device not in ("cuda", "rocm", "xpu", "cpu"):

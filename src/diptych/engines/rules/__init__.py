@@ -28,8 +28,8 @@ _MODULES = (
 
 @cache
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule, by engine and number."""
-    return tuple(rule for module in _MODULES for rule in sorted(module.RULES, key=_order))
+    """Every rule, by the letters of its id and its number."""
+    return tuple(sorted((rule for module in _MODULES for rule in module.RULES), key=_order))
 
 
 def all_remarks() -> tuple[Callable[[Joint, tuple[Broken, ...]], Iterable[Remark]], ...]:

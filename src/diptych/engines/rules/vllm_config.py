@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from diptych.boundary.element import Element
-from diptych.engines.engine import Launcher
+from diptych.engines.engine import Launcher, Version
 from diptych.engines.resolve import Joint
 from diptych.engines.resolve_gpu import platform
 from diptych.engines.resolve_vllm import transfer_mode
+from diptych.engines.resolve_vllm_releases import BACKEND_BY_ENV, FEW_FIELDS, LEASED, OWN_KV_DTYPE, PUSHES
 from diptych.engines.role import Connector, RoleConfig
 from diptych.engines.rule import Clash, Severity
 from diptych.engines.rules.vllm_pair import (
-    LEASED,
     are_apart,
     both,
     extra,
@@ -62,14 +62,15 @@ def _connectors(joint: Joint) -> Iterator[tuple[RoleConfig, Connector]]:
 def _fields(joint: Joint) -> Iterator[Clash]:
     """VN1. The configuration forbids unknown fields, children of a MultiConnector included."""
     for role, connector in _connectors(joint):
-        for problem, change in _wrong_fields(connector):
+        for problem, change in _wrong_fields(connector, role.release):
             yield Clash(*one_sided(role, problem), change, place(role))
 
 
-def _wrong_fields(connector: Connector) -> Iterator[tuple[str, str]]:
+def _wrong_fields(connector: Connector, release: Version) -> Iterator[tuple[str, str]]:
     for name in connector.fields:
         if name in REMOVED:
-            yield f"{name} is no field of kv-transfer-config any more", f"remove {name}"
+            if release in FEW_FIELDS:
+                yield f"{name} is no field of kv-transfer-config any more", f"remove {name}"
         elif name not in FIELDS:
             hint = did_you_mean(name, FIELDS)
             yield f"{name} is no field of kv-transfer-config", f"rename or remove it ({hint})"
@@ -81,7 +82,9 @@ def _wrong_fields(connector: Connector) -> Iterator[tuple[str, str]]:
     policy = connector.fields.get("kv_load_failure_policy")
     if policy is not None and policy not in POLICIES:
         yield f"kv_load_failure_policy {policy!r}", "set it to 'fail' or 'recompute'"
-    if connector.name not in CONNECTORS and not connector.fields.get("kv_connector_module_path"):
+    if connector.name in ("NixlPushConnector", "NixlPullConnector") and release not in PUSHES:
+        yield f"vLLM {release} has no {connector.name}", "use NixlConnector, or vLLM 0.24 or later"
+    elif connector.name not in CONNECTORS and not connector.fields.get("kv_connector_module_path"):
         yield f"no connector is called {connector.name!r}", did_you_mean(connector.name, CONNECTORS)
 
 
@@ -235,11 +238,16 @@ def _state_prefix(joint: Joint) -> Iterator[Clash]:
 
 
 _OLD_TIMEOUT = "VLLM_NIXL_ABORT_REQUEST_TIMEOUT"
+_OLD_BACKEND = "VLLM_ATTENTION_BACKEND"
 
 
 def _release_settings(joint: Joint) -> Iterator[Clash]:
-    """VN29. The fixed time-out gave way to leases: each release reads one of the two."""
+    """VN29. The fixed time-out gave way to leases, and the backend's variable to a flag: each release reads one of the two."""
     for role in roles(joint):
+        if _OLD_BACKEND in role.env and role.release not in BACKEND_BY_ENV:
+            said = f"{_OLD_BACKEND} is not read by vLLM {role.release}"
+            change = f"set --attention-backend {role.env_text(_OLD_BACKEND)} instead"
+            yield Clash(*one_sided(role, said), change, (role.place(_OLD_BACKEND),), severity=Severity.SLOW)
         if not transfer_mode(role):
             continue
         is_leased = role.release in LEASED
@@ -302,6 +310,7 @@ RULES = (
         _own_dtype,
         "vLLM 0.33 config/vllm.py",
         "is incompatible with dtype=",
+        OWN_KV_DTYPE,
     ),
     vllm_rule(
         "VN20",
@@ -316,9 +325,8 @@ RULES = (
         Severity.SILENT,
         "Prefill's lease outlasts the wait until decode has taken the request in.",
         _wait,
-        f"{_BASE} (on_new_request); {_GITHUB}/aws-samples/awsome-distributed-training/pull/84",
+        f"{_BASE} (on_new_request); {_GITHUB}/aws-samples/aws-do-eks/pull/84",
         "Releasing expired KV blocks for request",
-        LEASED,
     ),
     vllm_rule(
         "VN28",
@@ -330,7 +338,7 @@ RULES = (
     vllm_rule(
         "VN29",
         Severity.LEAK,
-        "The time-out of abandoned blocks is set in the way that this release reads.",
+        "The time-out of abandoned blocks and the attention backend are set in the way that this release reads.",
         _release_settings,
         f"vLLM 0.33 envs.py; {_GITHUB}/vllm-project/vllm/pull/41383",
     ),

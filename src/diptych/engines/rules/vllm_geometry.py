@@ -1,4 +1,4 @@
-"""Ranks, blocks, layouts and stages that NIXL can bring together, by direction of transfer (VN7 to VN14, VN22, VN24, VN27)."""
+"""Ranks, blocks, layouts and stages that NIXL can bring together, by direction (VN7 to VN14, VN22, VN24, VN27, VN30)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from diptych.boundary.descriptor import Layout
 from diptych.boundary.element import Element
+from diptych.engines.engine import Versions
 from diptych.engines.resolve import Joint
 from diptych.engines.resolve_vllm import transfer_mode
+from diptych.engines.resolve_vllm_releases import GATHERS
 from diptych.engines.role import RoleConfig
 from diptych.engines.rule import Clash, Severity
 from diptych.engines.rules.vllm_pair import (
@@ -92,6 +94,13 @@ def _repeated_heads(joint: Joint) -> Iterator[Clash]:
         change = f"set --tensor-parallel-size {heads} or less on prefill, or {joint.prefill.tp} on decode"
         names = (f"TP {joint.prefill.tp} over {heads} KV heads", f"TP {joint.decode.tp}")
         yield Clash(*names, change, both(joint, "tp"), "prefill's ranks repeat heads, and decode gathers each once")
+
+
+def _more_ranks(joint: Joint) -> Iterator[Clash]:
+    """VN30, of releases that cannot gather from several ranks."""
+    if is_nixl(joint) and joint.prefill.tp > joint.decode.tp:
+        change = f"run vLLM {GATHERS.first} or later on both roles, or set --tensor-parallel-size {joint.prefill.tp} on decode"
+        yield Clash(*_tps(joint), change, both(joint, "tp"))
 
 
 def _host_blocks(joint: Joint) -> Iterator[Clash]:
@@ -337,5 +346,14 @@ RULES = (
         _push,
         "vLLM 0.33 kv_connector/v1/nixl/push_worker.py and push_scheduler.py",
         "not supported for NIXL push connector",
+    ),
+    vllm_rule(
+        "VN30",
+        Severity.REQUEST,
+        "Decode has at least as many ranks as prefill, in a release that cannot gather from several.",
+        _more_ranks,
+        f"the released wheel of 0.13 asserts it, that of 0.14 does not; {_ISSUES}/43523",
+        "Decode TP cannot be smaller than prefill TP",
+        Versions(end=GATHERS.first),
     ),
 )

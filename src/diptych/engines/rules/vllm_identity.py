@@ -1,4 +1,4 @@
-"""What NIXL's handshake hashes and what it cannot see: model, formats, backend, versions (VN2 to VN6, VN23, VN25, VN26, VN30)."""
+"""What NIXL's handshake hashes and what it cannot see: model, formats, backend, versions (VN2 to VN6, VN23, VN25, VN26)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from diptych.boundary.element import Element, ScaleSource
 from diptych.catalog.model import Model
-from diptych.engines.engine import Version, Versions
 from diptych.engines.resolve import Joint
 from diptych.engines.resolve_stored import same_bytes
 from diptych.engines.resolve_vllm import brings_kv_scales, handoff, transfer_mode
+from diptych.engines.resolve_vllm_releases import DRAFT_HASHED, MANAGER_HASHED
 from diptych.engines.role import RoleConfig
 from diptych.engines.rule import Clash, Severity
 from diptych.engines.rules.vllm_pair import (
@@ -158,7 +158,8 @@ def _one_manager(joint: Joint) -> Iterator[Clash]:
     if not is_hashed(joint):
         return
     ours, theirs = joint.prefill_stored.hybrid, joint.decode_stored.hybrid
-    if ours is not None and theirs is not None and ours is not theirs:
+    release = joint.decode.release
+    if release in MANAGER_HASHED and ours is not None and theirs is not None and ours is not theirs:
         yield Clash(
             f"hybrid KV cache manager {'on' if ours else 'off'}",
             f"hybrid KV cache manager {'on' if theirs else 'off'}",
@@ -167,7 +168,7 @@ def _one_manager(joint: Joint) -> Iterator[Clash]:
             "a connector without support for it turns it off" if joint.prefill.hybrid_kv_manager is None else "",
         )
     drafts = _draft(joint.prefill), _draft(joint.decode)
-    if drafts[0] != drafts[1]:
+    if release in DRAFT_HASHED and drafts[0] != drafts[1]:
         change = "give both roles the same --speculative-config"
         yield Clash(_drafted(drafts[0]), _drafted(drafts[1]), change, both(joint, "speculative"))
 
@@ -267,13 +268,6 @@ def _halved(joint: Joint) -> str:
     return "0x38 is 0.5 in e4m3fnuz and 1 in e4m3fn, and 0x80 is NaN in one and -0 in the other"
 
 
-def _narrowing(joint: Joint) -> Iterator[Clash]:
-    """VN30: what releases before 0.13 could not do."""
-    if is_nixl(joint) and joint.prefill.tp > joint.decode.tp:
-        change = "update vLLM on both roles, or give decode as many ranks as prefill"
-        yield Clash(f"TP {joint.prefill.tp}", f"TP {joint.decode.tp}", change, both(joint, "tp"))
-
-
 def _shape(model: Model) -> tuple[Any, ...]:
     return tuple((count, attention) for count, attention in model.attention_groups())
 
@@ -344,13 +338,5 @@ RULES = (
         "FP8 KV does not cross between gfx94x and another accelerator.",
         _one_fp8,
         "vLLM 0.33 platforms/rocm.py (is_fp8_fnuz)",
-    ),
-    vllm_rule(
-        "VN30",
-        Severity.REQUEST,
-        "Prefill has no more ranks than decode, in a release that cannot gather from several.",
-        _narrowing,
-        "https://github.com/vllm-project/vllm/pull/27274",
-        versions=Versions(end=Version((0, 13, 0))),
     ),
 )

@@ -9,16 +9,12 @@ from importlib.resources import files
 from typing import Any
 
 from diptych.design.axes import Role
-from diptych.engines.engine import EVERY, Engine, Launcher, Version, Versions
+from diptych.engines.engine import EVERY, Engine, Launcher, Versions
 from diptych.engines.resolve import Joint
 from diptych.engines.resolve_vllm import MOONCAKE, handoff, is_mla, needs_hybrid, transfer_mode
+from diptych.engines.resolve_vllm_releases import HASHED
 from diptych.engines.role import Connector, RoleConfig
 from diptych.engines.rule import Clash, Rule, Severity
-
-HASHED = Versions(first=Version((0, 13, 0)))
-"""Releases whose NIXL handshake compares a hash of both configurations (vllm#29503, merged in December 2025)."""
-LEASED = Versions(first=Version((0, 21, 0)))
-"""Releases in which decode renews a lease on prefill's blocks (vllm#41383, merged in May 2026); a fixed time-out before."""
 
 METADATA = "vLLM 0.33 kv_connector/v1/nixl/metadata.py"
 WORKER = "vLLM 0.33 kv_connector/v1/nixl/base_worker.py"
