@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from rule_pairs import clashes, pair, role
+from rule_pairs import CATALOG, clashes, pair, role
 
 from diptych.design.axes import Role
+from diptych.engines.check import check
 from diptych.engines.deployment import Router
-from diptych.engines.engine import Engine, Launcher
+from diptych.engines.engine import Engine, Launcher, Version
 from diptych.engines.role import Connector
 from diptych.engines.rule import Severity
 from diptych.engines.rules.orchestrators import RULES
@@ -17,7 +18,7 @@ from diptych.engines.rules.orchestrators import RULES
 VLLM, SGLANG, TRT = Engine.VLLM, Engine.SGLANG, Engine.TRTLLM
 NIXL = {"connector": Connector("NixlConnector")}
 EVENTS = {**NIXL, "options": {"kv-events-config": {"enable_kv_cache_events": True}}}
-OVER_NIXL = {"options": {"disaggregation-transfer-backend": "nixl"}}
+OVER_NIXL = {"options": {"disaggregation-transfer-backend": "nixl"}, "version": Version((0, 5, 16))}
 CONDITIONAL = Router("dynamo.frontend", {"router-conditional-disagg": True})
 
 
@@ -97,6 +98,16 @@ def test_sglang_answers_400_to_what_is_to_stay_on_decode():
     assert clashes(RULES, "OR4", pair(TRT, router=CONDITIONAL))
     published = pair(TRT, {}, {"options": {"publish-kv-events": True}}, router=CONDITIONAL)
     assert clashes(RULES, "OR4", published) == []
+
+
+def test_the_release_that_was_read_times_out_over_nixl_too():
+    def found(release):
+        settings = {**OVER_NIXL, "version": Version(release)}
+        joint = pair(SGLANG, settings, settings, launcher=Launcher.LLM_D)
+        return [broken.rule.id for broken in check(joint.deployment, CATALOG).broken]
+
+    assert found((0, 5, 16)) == ["OR5"]
+    assert found((0, 5, 23)) == []
 
 
 def test_mooncake_times_out_by_itself():

@@ -9,6 +9,7 @@ from diptych.engines.deployment import Router
 from diptych.engines.engine import Engine, Version
 from diptych.engines.resolve_trtllm import stored_element
 from diptych.engines.role import Connector
+from diptych.engines.rule import Severity
 from diptych.engines.rules.lmcache import RULES as LMCACHE
 from diptych.engines.rules.names import base_name, different_models
 from diptych.engines.rules.trtllm import RULES as TRTLLM
@@ -111,6 +112,13 @@ def test_the_key_has_model_type_and_ranks():
         ("world size 2", "world size 4"),
     ]
     assert clashes(LMCACHE, "LM3", pair(VLLM, cached(), cached(kv_cache_dtype="bfloat16"))) == []
+
+
+def test_the_older_backend_waits_where_the_other_refuses():
+    waits = cached({**PD, "LMCACHE_PD_BACKEND_MODE": "sync"})
+    [refused] = clashes(LMCACHE, "LM1", pair(VLLM, cached(), cached(tp=8), prompt_max=32768))
+    [hangs] = clashes(LMCACHE, "LM1", pair(VLLM, waits, cached(tp=8), prompt_max=32768))
+    assert (refused.severity, hangs.severity) == (None, Severity.LEAK)
 
 
 def test_sharding_shares_the_buffer_out():

@@ -61,6 +61,7 @@ def _buffer(joint: Joint) -> Iterator[Clash]:
                 short if role is joint.decode else "",
                 f"set pd_buffer_size to {int(needed) + 1} bytes or more, or cap prompts",
                 (role.place("LMCACHE_PD_BUFFER_SIZE"),),
+                severity=Severity.LEAK if setting(role, "pd_backend_mode") == "sync" else None,
             )
 
 
@@ -120,11 +121,12 @@ RULES = (
     Rule(
         "LM1",
         Engine.VLLM,
-        Severity.LEAK,
+        Severity.REQUEST,
         "The KV of the longest prompt fits pd_buffer_size.",
-        f"{_CONFIG}; https://github.com/LMCache/LMCache/issues/4209",
+        "LMCache 0.5.6 v1/storage_backend/pd_backend_async.py, which refuses such a request; pd_backend.py and the releases of "
+        "https://github.com/LMCache/LMCache/issues/4209 wait",
         _buffer,
-        message="Buffer may be over-subscribed",
+        message="PD receiver buffer too small for req",
     ),
     Rule(
         "LM2",

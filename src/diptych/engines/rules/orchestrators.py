@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from diptych.engines.deployment import Deployment
-from diptych.engines.engine import Engine, Launcher
+from diptych.engines.engine import Engine, Launcher, Version, Versions
 from diptych.engines.resolve import Joint
 from diptych.engines.role import RoleConfig, whole
 from diptych.engines.rule import Clash, Rule, Severity
@@ -146,7 +146,7 @@ def _stranded(joint: Joint) -> Iterator[Clash]:
         yield Clash(
             "KV of a lost decode is held until the pod restarts",
             "",
-            "use Mooncake or MoRI, whose bootstrap timeout is 300 s, or restart prefill pods when decode pods die",
+            "upgrade to SGLang 0.5.23, or use Mooncake or MoRI, whose bootstrap timeout is 300 s",
             (prefill.place("disaggregation-transfer-backend"),),
         )
 
@@ -193,7 +193,9 @@ RULES = (
         Engine.SGLANG,
         Severity.LEAK,
         "SGLang prefill behind llm-d uses a backend that times out for a decode that is gone, which NIXL does not.",
-        f"{_DOCS}/operations-sglang.md (Decode Instance Failure)",
+        f"{_DOCS}/operations-sglang.md (Decode Instance Failure); SGLang 0.5.23 disaggregation/common/conn.py "
+        "(_check_bootstrap_timeout) times out whatever the backend, earlier releases were not read",
         _stranded,
+        Versions(end=Version((0, 5, 23))),
     ),
 )

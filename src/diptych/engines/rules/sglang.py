@@ -384,8 +384,9 @@ RULES = (
         Engine.SGLANG,
         Severity.LEAK,
         "The router does not retry a request whose other half it cannot abort.",
-        "https://github.com/sgl-project/sglang/issues/9726, https://github.com/sgl-project/sglang/pull/28651; the compiled "
-        "router 0.3.2 was not read: https://github.com/sgl-project/sglang/pull/29017 cancels decode when prefill fails",
+        f"{_CONN} (CommonKVSender.abort tells decode nothing); https://github.com/sgl-project/sglang/issues/9726, "
+        "https://github.com/sgl-project/sglang/pull/28651; the compiled router 0.3.2 was not read, and "
+        "https://github.com/sgl-project/sglang/pull/29017 makes it cancel decode when prefill fails",
         _retries,
         message="Some requests fail to receive KV Cache transfer done signal after bootstrapping",
     ),
