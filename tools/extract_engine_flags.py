@@ -2,7 +2,7 @@
 
     python tools/extract_engine_flags.py WHEELS [--out src/diptych/deploy/data/flags]
 
-`WHEELS` is a folder with `vllm-*.whl`, `sglang-*.whl`, `ai_dynamo-*.whl`, `vllm_router-*.whl` and `sglang_router-*.whl`. What is kept
+`WHEELS` is a folder with the wheels of vllm, sglang, ai_dynamo, vllm_router and sglang_router. What is kept
 of each flag are names and kinds: its long name, aliases, what it takes, the words it accepts, and the variable that also sets it.
 """
 

@@ -78,14 +78,17 @@ class Node:
         return str(node.value).lower() if isinstance(node.value, bool) else str(node.value)
 
 
-def load_file(path: Path) -> list[Node]:
-    """The documents of a file. Raises InvalidInput where it is too large, not text, or not YAML."""
-    return load_text(read_text(path), path.name)
+def load_below(base: Path, name: str) -> list[Node]:
+    """The documents of a file that a text names, which must lie below `base`. Raises InvalidInput: outside, too large, not YAML."""
+    path = (base / name).resolve()
+    if not path.is_relative_to(base.resolve()):
+        raise InvalidInput(Finding(name, "outside the folder of what names it, and so not read", "a file beside it"))
+    return load_text(read_text(path, name), name)
 
 
-def read_text(path: Path) -> str:
-    """A file's text, bounded. Raises InvalidInput."""
-    name = str(path)
+def read_text(path: Path, name: str = "") -> str:
+    """A file's text, bounded. `name` is what messages call it, else its path. Raises InvalidInput."""
+    name = name or str(path)
     try:
         if not path.is_file():
             problem = "not a file" if path.exists() else "no such file"

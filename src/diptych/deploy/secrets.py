@@ -13,6 +13,7 @@ _SECRET = re.compile(
     r"|token|secrets?|passw(?:or)?d|passwd|passphrase|credentials?|private[-_]?key|watermark[-_]key(?:[-_]b)?)(?:$|[-_.](?:id|b|value)$)",
     re.IGNORECASE,
 )
+_SECRET_FLAG = re.compile(r"(--?[\w-]*(?:api[-_]key|token|password|secret[-_]key)[ =]+)\S+", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -40,9 +41,9 @@ def hidden_inside(value: Any) -> Any:
 
 
 def without_user(text: str) -> str:
-    """The text with the user and password of every URL in it taken out.
+    """The text without the user and password of its URLs, and without what its own flags hold secret.
 
-    >>> without_user("http://me:pw@host:8000/v1")
-    'http://host:8000/v1'
+    >>> without_user("http://me:pw@host:8000/v1"), without_user("--api-key abc --port 1")
+    ('http://host:8000/v1', '--api-key (hidden) --port 1')
     """
-    return _USER_INFO.sub("", text)
+    return _SECRET_FLAG.sub(rf"\1{HIDDEN}", _USER_INFO.sub("", text))

@@ -9,7 +9,7 @@ from typing import Any
 
 from diptych.deploy.commands.flags import FlagTable, Kind
 from diptych.deploy.commands.statements import Word
-from diptych.deploy.safe_yaml import Node, load_file
+from diptych.deploy.safe_yaml import Node, load_below
 from diptych.errors import Finding, InvalidInput
 
 
@@ -27,7 +27,7 @@ def words_of_config(path_word: Word, base: Path | None, table: FlagTable, findin
         )
         return ()
     try:
-        documents = load_file(base / shown)
+        documents = load_below(base, shown)
     except InvalidInput as error:
         findings.extend(error.findings)
         return ()

@@ -186,7 +186,12 @@ def _in_shell(statement: Statement, depth: int) -> Iterator[Launch]:
     text = words[at + 1]
     name, _, line = text.where.rpartition(":")
     lines = line.isdigit()
-    for inner in statements(text.text, name if lines else text.where, int(line) if lines else 1, lines):
+    known = {
+        name: Word(value.text, statement.env_places.get(name, ""))
+        for name, value in statement.env.items()
+        if value.text
+    }
+    for inner in statements(text.text, name if lines else text.where, int(line) if lines else 1, lines, known):
         merged = replace(
             inner,
             env={**statement.env, **inner.env},

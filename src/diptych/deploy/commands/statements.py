@@ -28,18 +28,22 @@ class Statement:
     env_places: Mapping[str, str] = field(default_factory=dict)
 
 
+NO_ENV: Mapping[str, Word] = {}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _OPENERS = frozenset({"do", "then", "else", "elif", "if", "while", "until", "!", "{", "time", "builtin", "command"})
 _KEYWORDS = frozenset({"for", "case", "esac", "fi", "done", "}", "function", "select", "in"})
 _SETTERS = frozenset({"export", "declare", "typeset", "readonly", "local"})
 
 
-def statements(text: str, where: str, first_line: int = 1, lines: bool = True) -> list[Statement]:
+def statements(
+    text: str, where: str, first_line: int = 1, lines: bool = True, env: Mapping[str, Word] = NO_ENV
+) -> list[Statement]:
     """The commands of a shell text in order.
 
-    `where` names the text; with `lines`, places are `where:line` counted from `first_line`. Raises InvalidInput at an open quote.
+    `env` is what its surroundings set. `where` names the text; with `lines`, places are `where:line` counted from `first_line`.
+    Raises InvalidInput at an open quote.
     """
-    return list(_Reader(where, lines).read(lex(text, where, first_line)))
+    return list(_Reader(where, lines, env).read(lex(text, where, first_line)))
 
 
 def placed(where: str, setting: str) -> str:
@@ -55,10 +59,10 @@ def env_value(word: Word) -> EnvValue:
 class _Reader:
     """Follows assignments from top to bottom, as a shell does; loops and conditions are read once, as written."""
 
-    def __init__(self, where: str, lines: bool) -> None:
+    def __init__(self, where: str, lines: bool, env: Mapping[str, Word]) -> None:
         self.where, self.lines = where, lines
-        self.variables: dict[str, list[Word]] = {}
-        self.exported: set[str] = set()
+        self.variables: dict[str, list[Word]] = {name: [word] for name, word in env.items() if word.known}
+        self.exported: set[str] = set(self.variables)
 
     def read(self, lexemes: list[Lexeme]) -> Iterator[Statement]:
         pending: list[Lexeme] = []

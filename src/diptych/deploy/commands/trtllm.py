@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.deploy.commands.arguments import Arguments, Given, merged
-from diptych.deploy.safe_yaml import Node, load_file
+from diptych.deploy.safe_yaml import Node, load_below
 from diptych.engines.role import RoleConfig
 from diptych.errors import Finding, InvalidInput
 
@@ -34,7 +34,7 @@ def trtllm_settings(config: RoleConfig, arguments: Arguments, base: Path | None,
         given = arguments.given.get(name)
         document = _document(given, base, findings) if given is not None else None
         if document is not None:
-            config = with_engine_args(config, document.plain, _places(document))
+            config = with_engine_args(config, document.plain, places_of(document))
     for name in OVERRIDES:
         given = arguments.given.get(name)
         value = _override(given, findings) if given is not None and given.known else None
@@ -71,14 +71,15 @@ def _document(given: Given, base: Path | None, findings: list[Finding]) -> Node 
         findings.append(Finding(given.place, problem, "the settings themselves"))
         return None
     try:
-        documents = load_file(base / given.text)
+        documents = load_below(base, given.text)
     except InvalidInput as error:
         findings.extend(error.findings)
         return None
     return documents[0] if documents and isinstance(documents[0].value, dict) else None
 
 
-def _places(document: Node) -> dict[str, str]:
+def places_of(document: Node) -> dict[str, str]:
+    """The place of each of the engine's settings by name, those of `kv_cache_config` included."""
     own = {name: node.where for name, node in document.entries().items() if name != "dtype"}
     return own | {name: node.where for name, node in document.entries("kv_cache_config").items()}
 

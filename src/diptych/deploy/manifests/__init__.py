@@ -1,0 +1,1 @@
+"""Kubernetes manifests, Helm values and compose files as people write them, read as deployments."""

@@ -1,0 +1,102 @@
+"""KServe's LLMInferenceService: the top level is decode, `prefill` is prefill; engine flags are in VLLM_ADDITIONAL_ARGS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from diptych.deploy.commands.launch import Launch, launches
+from diptych.deploy.commands.roles import ENGINES, Reading, role_config
+from diptych.deploy.commands.statements import Statement, Word, statements
+from diptych.deploy.manifests.pods import Variables, container_words, hardware, placed_on, replicated, variables
+from diptych.deploy.manifests.routing import picker
+from diptych.deploy.safe_yaml import Node
+from diptych.design.axes import Role
+from diptych.engines.deployment import Deployment, Router
+from diptych.engines.engine import Launcher
+from diptych.engines.role import RoleConfig
+from diptych.errors import Finding
+
+ADDITIONAL = "VLLM_ADDITIONAL_ARGS"
+_PARALLELISM = {"tensor": "tp", "pipeline": "pp", "data": "dp"}
+
+
+def read_kserve(document: Node, reading: Reading) -> Deployment:
+    """The service's decode and prefill, or its one colocated role; its scheduler is the router."""
+    findings: list[Finding] = []
+    spec = document.get("spec") or Node({}, document.where)
+    prefill = spec.get("prefill")
+    roles = list(_roles(spec, spec, Role.DECODE if prefill else Role.COLOCATED, reading, findings))
+    if prefill is not None:
+        roles += _roles(prefill, spec, Role.PREFILL, reading, findings)
+    return Deployment(tuple(roles), _router(spec), Launcher.KSERVE, findings=tuple(findings))
+
+
+def _roles(part: Node, spec: Node, role: Role, reading: Reading, findings: list[Finding]) -> Iterator[RoleConfig]:
+    template = part.get("template") or Node({}, part.where)
+    containers = template.elements("containers") or [Node({}, template.where)]
+    main = next((each for each in containers if each.text("name") == "main"), containers[0])
+    config = role_config(_launch(main), replace(reading, role=role), findings)
+    config = _with_parallelism(_with_model(config, spec), part)
+    nodes = 1 if part.get("worker") is None else max(1, config.pp)
+    config = placed_on(config, hardware(template, [main]), nodes)
+    yield replicated(config, part.get("replicas"), str(role), Launcher.KSERVE)
+
+
+def _launch(container: Node) -> Launch:
+    """What KServe's own template starts, with the container's flags: its command where it has one, else vllm serve."""
+    env = variables(container.elements("env"))
+    added = _additional(env)
+    env = Variables({name: value for name, value in env.values.items() if name != ADDITIONAL}, env.places)
+    words = container_words(container, env)
+    found = [each for each in launches(Statement(words, env.values, env.places)) if each.program in ENGINES]
+    image = container.text("image")
+    if found:
+        given = found[0].words
+        return replace(
+            found[0], words=(*given, *(() if any(ADDITIONAL in word.text for word in given) else added)), image=image
+        )
+    flags = tuple(word for word in words if container.get("command") is None)
+    return Launch("vllm", (*flags, *added), container.where, env.values, env.places, image)
+
+
+def _additional(env: Variables) -> tuple[Word, ...]:
+    value = env.values.get(ADDITIONAL)
+    if value is None or not value.text:
+        return ()
+    name, _, line = env.places[ADDITIONAL].rpartition(":")
+    found = statements(f"flags {value.text}", name, int(line))
+    return found[0].words[1:] if found else ()
+
+
+def _with_model(config: RoleConfig, spec: Node) -> RoleConfig:
+    """`spec.model` where the command names none: its URI is what is loaded, its name what is served."""
+    uri, name = spec.get("model", "uri"), spec.get("model", "name")
+    places = dict(config.places)
+    model, served = config.model, config.served_name
+    if not model and uri is not None:
+        model, places["model"] = uri.text().removeprefix("hf://"), uri.where
+    if not served and name is not None:
+        served, places["served_name"] = name.text(), name.where
+    return replace(config, model=model, served_name=served, places=places)
+
+
+def _with_parallelism(config: RoleConfig, part: Node) -> RoleConfig:
+    values: dict[str, int | bool] = {}
+    places = dict(config.places)
+    for name, setting in _PARALLELISM.items():
+        node = part.get("parallelism", name)
+        if node is not None and node.text().isdigit() and setting not in config.written:
+            values[setting], places[setting] = int(node.text()), node.where
+    expert = part.get("parallelism", "expert")
+    if expert is not None and expert.value is True:
+        values["ep"], places["ep"] = True, expert.where
+    return replace(config, **values, places=places)  # type: ignore[arg-type]  # names and values are paired above
+
+
+def _router(spec: Node) -> Router | None:
+    scheduler = spec.get("router", "scheduler")
+    if scheduler is None:
+        return None
+    inline = scheduler.get("config", "inline")
+    return picker(inline) if inline is not None else Router("epp", {}, {"scheduler": scheduler.where})

@@ -1,0 +1,102 @@
+"""llm-d's ModelService Helm values: `prefill` and `decode`, each with its accelerators, parallelism and containers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from diptych.deploy.commands.launch import Launch
+from diptych.deploy.commands.roles import ENGINES, Reading, role_config
+from diptych.deploy.commands.statements import Word
+from diptych.deploy.manifests.pods import (
+    Hardware,
+    container_launches,
+    container_words,
+    hardware,
+    placed_on,
+    replicated,
+    variables,
+)
+from diptych.deploy.safe_yaml import Node
+from diptych.design.axes import Role
+from diptych.engines.deployment import Deployment, Router
+from diptych.engines.engine import Launcher
+from diptych.engines.role import RoleConfig
+from diptych.errors import Finding
+
+_PARALLELISM = {"tensor": "tp", "data": "dp", "pipeline": "pp"}
+
+
+def read_modelservice(document: Node, reading: Reading) -> Deployment:
+    """The two roles of the values; a section with `create: false` is none."""
+    findings: list[Finding] = []
+    roles: list[RoleConfig] = []
+    for role in (Role.PREFILL, Role.DECODE):
+        section = document.get(str(role))
+        if section is not None and section.text("create", default="true") != "false":
+            roles += _roles(section, document, replace(reading, role=role), findings)
+    return Deployment(tuple(roles), _router(document), Launcher.LLM_D, findings=tuple(findings))
+
+
+def _roles(section: Node, document: Node, reading: Reading, findings: list[Finding]) -> Iterator[RoleConfig]:
+    containers = section.elements("containers")
+    for container in containers:
+        for launch in _launches(container):
+            config = role_config(launch, reading, findings)
+            config = _with_parallelism(_with_model(config, document), section)
+            config = placed_on(config, _hardware(section, containers, config))
+            yield replicated(config, section.get("replicas"), str(reading.role), Launcher.LLM_D)
+
+
+def _launches(container: Node) -> Iterator[Launch]:
+    """`modelCommand: vllmServe` starts `vllm serve MODEL` with the container's args; others say their command."""
+    if container.text("modelCommand") != "vllmServe":
+        yield from (each for each in container_launches(container, variables([])) if each.program in ENGINES)
+        return
+    env = variables(container.elements("env"))
+    words: tuple[Word, ...] = container_words(container, env)
+    yield Launch("vllm", words, container.where, env.values, env.places, container.text("image"))
+
+
+def _with_model(config: RoleConfig, document: Node) -> RoleConfig:
+    uri, name = document.get("modelArtifacts", "uri"), document.get("modelArtifacts", "name")
+    places = dict(config.places)
+    model, served = config.model, config.served_name
+    if not model and uri is not None and uri.text().startswith("hf://"):
+        model, places["model"] = uri.text().removeprefix("hf://"), uri.where
+    elif not model and name is not None:
+        model, places["model"] = name.text(), name.where
+    if not served and name is not None:
+        served, places["served_name"] = name.text(), name.where
+    return replace(config, model=model, served_name=served, places=places)
+
+
+def _with_parallelism(config: RoleConfig, section: Node) -> RoleConfig:
+    values: dict[str, int] = {}
+    places = dict(config.places)
+    for name, setting in _PARALLELISM.items():
+        node = section.get("parallelism", name)
+        if node is not None and node.text().isdigit() and setting not in config.written:
+            values[setting], places[setting] = int(node.text()), node.where
+    return replace(config, **values, places=places)  # type: ignore[arg-type]  # every value is a whole number
+
+
+def _hardware(section: Node, containers: list[Node], config: RoleConfig) -> Hardware:
+    """The chart asks for as many accelerators as TP × local DP where the container does not say."""
+    found = hardware(section, containers)
+    values = section.elements("acceleratorTypes", "labelValues")
+    if values:
+        found = replace(found, gpu=values[0].text(), places={**found.places, "gpu": values[0].where})
+    if found.count is None:
+        local = section.text("parallelism", "dataLocal", default="1")
+        found = replace(found, count=config.tp * (int(local) if local.isdigit() else 1))
+    return found
+
+
+def _router(document: Node) -> Router | None:
+    """The chart's sidecar beside decode, which carries requests between the roles; the endpoint picker is deployed apart."""
+    proxy = document.get("routing", "proxy")
+    if proxy is None:
+        return None
+    settings = {name: node.plain for name, node in proxy.entries().items()}
+    return Router("epp", settings, {name: node.where for name, node in proxy.entries().items()})

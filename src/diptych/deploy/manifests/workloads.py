@@ -1,0 +1,113 @@
+"""Plain Kubernetes workloads: Deployments, StatefulSets, LeaderWorkerSets and the like, each a role, a router or neither."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from diptych.deploy.commands.launch import Launch
+from diptych.deploy.commands.read import launcher_of, named_roles, roles_of_router
+from diptych.deploy.commands.roles import ENGINES, Reading, role_config
+from diptych.deploy.commands.routers import ROUTERS, router_of
+from diptych.deploy.manifests.pods import container_launches, hardware, placed_on, replicated, role_named, variables
+from diptych.deploy.manifests.routing import picker
+from diptych.deploy.safe_yaml import Node, load_text
+from diptych.design.axes import Role
+from diptych.engines.deployment import Deployment, Router
+from diptych.engines.engine import Launcher
+from diptych.engines.role import RoleConfig
+from diptych.errors import Finding, InvalidInput
+
+WORKLOADS = frozenset({"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "Pod", "LeaderWorkerSet"})
+ROLE_LABEL = "llm-d.ai/role"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One object that makes pods: its name, labels, pod, replicas, and how many pods make one worker."""
+
+    name: str
+    labels: dict[str, Node]
+    pod: Node
+    replicas: Node | None
+    pods: int = 1
+
+
+def read_workloads(documents: list[Node], reading: Reading) -> Deployment:
+    """Workloads that start an engine are roles; one that starts a router, or an endpoint picker's configuration, is the router."""
+    findings: list[Finding] = []
+    roles: list[RoleConfig] = []
+    routers: list[Router] = []
+    for workload in (each for document in documents for each in _workloads(document)):
+        for launch in _launches(workload):
+            if launch.program in ENGINES:
+                roles.append(_role(workload, launch, reading, findings))
+            elif launch.program in ROUTERS:
+                routers.append(router_of(launch, findings))
+    routers += [router for document in documents for router in _pickers(document)]
+    router = routers[0] if routers else None
+    roles = named_roles(roles_of_router(roles, router))
+    return Deployment(tuple(roles), router, launcher_of(roles), findings=tuple(findings))
+
+
+def _workloads(document: Node) -> Iterator[Workload]:
+    kind, name = document.text("kind"), document.text("metadata", "name")
+    if kind == "List":
+        for item in document.elements("items"):
+            yield from _workloads(item)
+    elif kind == "LeaderWorkerSet":
+        template = document.get("spec", "leaderWorkerTemplate") or Node({}, document.where)
+        leader = template.get("leaderTemplate") or template.get("workerTemplate")
+        size = template.text("size", default="1")
+        if leader is not None:
+            labels = leader.entries("metadata", "labels")
+            pods = int(size) if size.isdigit() else 1
+            yield Workload(name, labels, leader.get("spec") or leader, document.get("spec", "replicas"), pods)
+    elif kind == "Pod":
+        yield Workload(name, document.entries("metadata", "labels"), document.get("spec") or document, None)
+    elif kind in WORKLOADS:
+        template = document.get("spec", "template") or Node({}, document.where)
+        labels = template.entries("metadata", "labels")
+        yield Workload(name, labels, template.get("spec") or template, document.get("spec", "replicas"))
+
+
+def _launches(workload: Workload) -> Iterator[Launch]:
+    containers = workload.pod.elements("containers")
+    sidecars = [each for each in workload.pod.elements("initContainers") if each.text("restartPolicy") == "Always"]
+    for container in (*containers, *sidecars):
+        yield from container_launches(container, variables([]))
+
+
+def _role(workload: Workload, launch: Launch, reading: Reading, findings: list[Finding]) -> RoleConfig:
+    config = role_config(launch, reading, findings)
+    label = workload.labels.get(ROLE_LABEL)
+    if config.role is Role.COLOCATED and (found := _role_of(workload, label, config)) is not None:
+        config = replace(config, role=found)
+    config = placed_on(config, hardware(workload.pod, workload.pod.elements("containers")), workload.pods)
+    return replicated(config, workload.replicas, workload.name, Launcher.LLM_D if label is not None else Launcher.PLAIN)
+
+
+def _role_of(workload: Workload, label: Node | None, config: RoleConfig) -> Role | None:
+    """llm-d's label; else the workload's name, where its engine has a connector that could be either's."""
+    named = role_named(label.text()) if label is not None else None
+    return named or (role_named(workload.name) if config.connector is not None else None)
+
+
+def _pickers(document: Node) -> Iterator[Router]:
+    """An EndpointPickerConfig, by itself or as a text within a ConfigMap."""
+    if document.text("kind") == "EndpointPickerConfig":
+        yield picker(document)
+    if document.text("kind") == "ConfigMap":
+        for node in document.entries("data").values():
+            text = node.text()
+            if "EndpointPickerConfig" in text:
+                yield from _embedded(text, node.where)
+
+
+def _embedded(text: str, where: str) -> Iterator[Router]:
+    name, _, line = where.rpartition(":")
+    try:
+        inner = load_text("\n" * (int(line) - 1) + text, name)
+    except InvalidInput:
+        return
+    yield from (picker(each) for each in inner if each.text("kind") == "EndpointPickerConfig")
