@@ -42,7 +42,7 @@ def stored_element(role: RoleConfig) -> Element | None:
 
 
 def tokens_per_block(role: RoleConfig) -> int:
-    return role.block_size or whole(_config(role).get("tokens_per_block"), TOKENS_PER_BLOCK)
+    return whole(role.block_size, whole(_config(role).get("tokens_per_block"), TOKENS_PER_BLOCK))
 
 
 def _config(role: RoleConfig) -> Mapping[str, Any]:

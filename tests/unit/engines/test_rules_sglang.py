@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from itertools import product
+
 import pytest
-from rule_pairs import clashes, pair
+from rule_pairs import CATALOG, clashes, pair
 
 from diptych.engines.deployment import Router
 from diptych.engines.engine import Engine, Version
@@ -86,9 +89,29 @@ def test_a_pair_that_says_nothing_breaks_nothing():
     assert [rule.id for rule in RULES for _ in rule.check(pair(SGLANG))] == []
 
 
+def test_equal_roles_on_equal_accelerators_break_nothing():
+    for model in CATALOG.models:
+        for gpu in CATALOG.accelerators:
+            for kv in ("auto", "fp8_e4m3", "fp8_e5m2", "bf16"):
+                joint = pair(SGLANG, **both(kv_cache_dtype=kv, tp=4), model=model, gpus=(gpu, gpu))
+                assert [rule.id for rule in RULES for _ in rule.check(joint)] == [], (model, gpu, kv)
+
+
+def test_the_page_that_is_advised_heals():
+    advised = 0
+    for model in ("Qwen3-32B", "DeepSeek-V3.2", "DeepSeek-R1", "MiMo-V2-Flash"):
+        for gpus in product(("H200", "B200", "MI300X", "Ascend-910B3"), repeat=2):
+            for clash in clashes(RULES, "SG1", pair(SGLANG, model=model, gpus=gpus)):
+                told = re.search(r"--page-size (\d+)", clash.change)
+                advised += told is not None
+                size = {"block_size": int(told[1])} if told else {}
+                assert not told or clashes(RULES, "SG1", pair(SGLANG, size, size, model=model, gpus=gpus)) == []
+    assert advised > 20
+
+
 def test_two_defaults_on_unlike_generations_have_unlike_pages():
     [clash] = clashes(RULES, "SG1", pair(SGLANG, gpus=("H200", "B200")))
-    assert (clash.prefill, clash.decode) == ("pages of 1 tokens", "pages of 64 tokens")
+    assert (clash.prefill, clash.decode) == ("pages of 1 token", "pages of 64 tokens")
     assert clash.change == "set --page-size 64 on both roles"
     assert clashes(RULES, "SG1", pair(SGLANG, gpus=("H200", None))) == []
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from diptych.boundary.element import Element
 from diptych.engines.engine import Engine, Version
 from diptych.engines.resolve import Joint
-from diptych.engines.resolve_sglang import attention_tp
+from diptych.engines.resolve_sglang import attention_tp, page_size
 from diptych.engines.resolve_stored import same_bytes
 from diptych.engines.role import RoleConfig, whole
 from diptych.engines.rule import Clash, Rule, Severity
@@ -21,6 +22,9 @@ ROUTER_RETRIES = 5
 
 _SWA_SLICED = Version((0, 5, 23))
 """Read in 0.5.23, which slices sliding-window pages by head over Mooncake and NIXL; 0.5.16 refused (llm-d#2433)."""
+
+_PAGES = (64, 128, 32, 16, 1)
+"""Pages to advise, the most widely taken first."""
 
 _BACKENDS_OF_ROLE_SWITCH = ("mooncake", "mori")
 _STAGING = "SGLANG_DISAGG_STAGING_BUFFER"
@@ -49,14 +53,26 @@ def _same_page(joint: Joint) -> Iterator[Clash]:
     is_guess = is_unset and (joint.prefill_gpu is None or joint.decode_gpu is None)
     if None in sizes or sizes[0] == sizes[1] or is_guess:
         return
-    common = max(size for size in sizes if size is not None)
+    common = next((size for size in _PAGES if _is_common(joint, size)), None)
     yield Clash(
-        f"pages of {sizes[0]} tokens",
-        f"pages of {sizes[1]} tokens",
-        f"set --page-size {common if common >= 64 else 64} on both roles",
+        _pages(sizes[0]),
+        _pages(sizes[1]),
+        f"set --page-size {common} on both roles" if common else "choose accelerators whose attention takes one page",
         (prefill.place("block_size"), decode.place("block_size")),
         "an unset page follows the default attention backend: 64 on sm100, 1 elsewhere" if is_unset else "",
     )
+
+
+def _is_common(joint: Joint, size: int) -> bool:
+    """Whether both roles keep pages of `size` when told to: some backends and models have their own will."""
+    decode_model = joint.decode_model or joint.model
+    told = [replace(role, block_size=size) for role in (joint.prefill, joint.decode)]
+    kept = (page_size(told[0], joint.model, joint.prefill_gpu), page_size(told[1], decode_model, joint.decode_gpu))
+    return kept[0] == kept[1] is not None
+
+
+def _pages(size: int | None) -> str:
+    return "pages of 1 token" if size == 1 else f"pages of {size} tokens"
 
 
 def _same_kv(joint: Joint) -> Iterator[Clash]:
