@@ -79,7 +79,7 @@ class Node:
 
 
 def load_below(base: Path, name: str) -> list[Node]:
-    """The documents of a file that a text names, which must lie below `base`. Raises InvalidInput: outside, too large, not YAML."""
+    """The documents of a file that a text names, which must lie below `base`. Raises InvalidInput: outside, too large, no YAML."""
     path = (base / name).resolve()
     if not path.is_relative_to(base.resolve()):
         raise InvalidInput(Finding(name, "outside the folder of what names it, and so not read", "a file beside it"))
@@ -115,7 +115,8 @@ def load_text(text: str, name: str) -> list[Node]:
         roots = list(yaml.compose_all(text, Loader=yaml.CSafeLoader))
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise InvalidInput(Finding(f"{name}{line}", f"not YAML: {error.problem or error.context}", _EXPECTED)) from None
+        expected = "what `helm template` makes of it" if "{{" in text else _EXPECTED
+        raise InvalidInput(Finding(f"{name}{line}", f"not YAML: {error.problem or error.context}", expected)) from None
     except yaml.YAMLError as error:
         raise InvalidInput(Finding(name, f"not YAML: {str(error).splitlines()[0]}", _EXPECTED)) from None
     builder = _Builder(name)

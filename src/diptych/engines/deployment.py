@@ -39,7 +39,8 @@ UNKNOWN = Expected()
 class Deployment:
     """Roles that may serve one request together. Every prefill may meet every decode, as routers pair them.
 
-    `findings` are what its reader could not use, or knows that a program will refuse: an unknown flag, a field outside the schema.
+    `findings` are what its reader knows that a program refuses or drops: an unknown flag, a field outside the schema; `unknown` are
+    settings that are decided outside of what was read.
     """
 
     roles: tuple[RoleConfig, ...]
@@ -48,6 +49,7 @@ class Deployment:
     source: str = ""
     expected: Expected = UNKNOWN
     findings: tuple[Finding, ...] = ()
+    unknown: tuple[Finding, ...] = ()
 
     def of(self, role: Role) -> tuple[RoleConfig, ...]:
         return tuple(config for config in self.roles if config.role is role)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from diptych.deploy.commands.read import read_command, read_pair, read_script
+from diptych.deploy.notes import Notes
 from diptych.design.axes import Role
 from diptych.engines.engine import Engine, Launcher, Version
 from diptych.errors import InvalidInput
@@ -13,16 +14,16 @@ NIXL = '{"kv_connector":"NixlConnector","kv_role":"kv_producer","kv_connector_ex
 
 
 def role_of(text, **kwargs):
-    findings = []
-    config = read_command(text, findings=findings, **kwargs)
-    assert [str(finding) for finding in findings] == []
+    notes = Notes()
+    config = read_command(text, notes=notes, **kwargs)
+    assert [str(finding) for finding in notes.mistakes + notes.unknown] == []
     return config
 
 
 def findings_of(text):
-    findings = []
-    read_command(text, where="prefill", findings=findings)
-    return findings
+    notes = Notes()
+    read_command(text, where="prefill", notes=notes)
+    return notes.mistakes + notes.unknown
 
 
 @pytest.mark.parametrize(
@@ -227,12 +228,12 @@ def test_a_config_file_is_read_where_files_may_be_and_the_command_wins(tmp_path)
         "model: m\ntensor-parallel-size: 4\nblock_size: 32\nno-such: 1\nenable-prefix-caching: false\n"
         "kv-transfer-config:\n  kv_connector: NixlConnector\n  kv_role: kv_consumer\nmiddleware: [a]\n"
     )
-    findings = []
-    config = read_command("vllm serve --config serve.yaml --block-size 64", base=tmp_path, findings=findings)
+    notes = Notes()
+    config = read_command("vllm serve --config serve.yaml --block-size 64", base=tmp_path, notes=notes)
     assert (config.model, config.tp, config.block_size, config.prefix_caching) == ("m", 4, 64, False)
     assert config.connector.name == "NixlConnector"
     assert config.places["tp"] == "serve.yaml:2"
-    assert [finding.where for finding in findings] == ["serve.yaml:4"]
+    assert [finding.where for finding in notes.mistakes] == ["serve.yaml:4"]
 
 
 def test_no_file_is_read_without_leave(tmp_path, monkeypatch):
@@ -240,9 +241,9 @@ def test_no_file_is_read_without_leave(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (finding,) = findings_of("vllm serve m --config serve.yaml")
     assert "not read here" in finding.problem
-    findings = []
-    read_command("vllm serve m --config gone.yaml", base=tmp_path, findings=findings)
-    assert "no such file" in findings[0].problem
+    notes = Notes()
+    read_command("vllm serve m --config gone.yaml", base=tmp_path, notes=notes)
+    assert "no such file" in notes.unknown[0].problem
 
 
 # ---- what an engine would refuse ----------------------------------------------------------------------------------------
@@ -281,9 +282,9 @@ def test_a_flag_of_another_engine_is_no_flag_of_this_one():
 
 
 def test_settings_after_an_unknown_flag_are_still_read():
-    findings = []
-    config = read_command("vllm serve m --no-such 5 --block-size 64", findings=findings)
-    assert (config.block_size, len(findings)) == (64, 1)
+    notes = Notes()
+    config = read_command("vllm serve m --no-such 5 --block-size 64", notes=notes)
+    assert (config.block_size, len(notes.mistakes)) == (64, 1)
 
 
 @pytest.mark.parametrize(
@@ -333,10 +334,10 @@ SECRET = "sk-verysecret"
     ],
 )
 def test_a_secret_is_in_nothing_that_is_kept_or_said(text):
-    findings = []
-    config = read_command(text, findings=findings)
+    notes = Notes()
+    config = read_command(text, notes=notes)
     assert SECRET not in repr(config)
-    assert SECRET not in repr(findings)
+    assert SECRET not in repr(notes)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 
 from diptych.deploy.commands.flags import Flag, FlagTable, Kind
 from diptych.deploy.commands.statements import Word, placed
+from diptych.deploy.notes import Notes
 from diptych.deploy.secrets import HIDDEN, hidden, hidden_inside, is_secret
-from diptych.errors import Finding
 
 MAX_SHOWN = 60
 
@@ -38,7 +38,7 @@ class Arguments:
 
     given: dict[str, Given] = field(default_factory=dict)
     positionals: list[Word] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    notes: Notes = field(default_factory=Notes)
 
     def value(self, name: str, default: Any = None) -> Any:
         found = self.given.get(name)
@@ -170,7 +170,7 @@ class _Parser:
                 self._find(self._place(word, f"--{flag.name}"), _refusal(flag, word.text), _expected(flag))
             else:
                 problem = f"--{flag.name} is {_shown(flag.name, word.text)}, which is set outside this text"
-                self._find(self._place(word, f"--{flag.name}"), problem, _expected(flag))
+                self.result.notes.not_known(self._place(word, f"--{flag.name}"), problem, _expected(flag))
             text = "(not JSON)" if flag.kind is Kind.JSON else word.text
             self._keep(flag, None, text, word, known=False)
             return
@@ -201,7 +201,7 @@ class _Parser:
         return placed(word.where, spelling)
 
     def _find(self, where: str, problem: str, expected: str = "", hint: str = "") -> None:
-        self.result.findings.append(Finding(where, problem, expected, hint))
+        self.result.notes.mistake(where, problem, expected, hint)
 
 
 def is_flag(text: str) -> bool:

@@ -8,33 +8,43 @@ from pathlib import Path
 from typing import Any
 
 from diptych.deploy.commands.flags import FlagTable, Kind
-from diptych.deploy.commands.statements import Word
+from diptych.deploy.commands.statements import Word, placed
+from diptych.deploy.notes import Notes
 from diptych.deploy.safe_yaml import Node, load_below
-from diptych.errors import Finding, InvalidInput
+from diptych.errors import InvalidInput
 
 
-def words_of_config(path_word: Word, base: Path | None, table: FlagTable, findings: list[Finding]) -> tuple[Word, ...]:
+def words_of_config(path_word: Word, base: Path | None, table: FlagTable, notes: Notes) -> tuple[Word, ...]:
     """The file's settings as flags with the file's lines for places; empty with a finding where it cannot be read.
 
     `base` is the directory that relative paths start from; None means that no file may be read.
     """
-    shown = path_word.text
-    if base is None or not path_word.known:
-        findings.append(
-            Finding(
-                path_word.where, f"--config {shown} is not read here: its settings are unknown", "the flags themselves"
-            )
-        )
-        return ()
-    try:
-        documents = load_below(base, shown)
-    except InvalidInput as error:
-        findings.extend(error.findings)
+    documents = documents_below(base, path_word, "--config", notes)
+    if documents is None:
         return ()
     if len(documents) != 1 or not isinstance(documents[0].value, dict):
-        findings.append(Finding(f"{shown}:1", "not one mapping of settings", "lines such as tensor-parallel-size: 4"))
+        notes.mistake(f"{path_word.text}:1", "not one mapping of settings", "lines such as tensor-parallel-size: 4")
         return ()
     return tuple(word for name, node in documents[0].value.items() for word in _flag(name, node, table))
+
+
+def documents_below(base: Path | None, path: Word, flag: str, notes: Notes) -> list[Node] | None:
+    """The documents of a file that a flag names; None with a note where it is not read. Raises nothing."""
+    problem = "is not read here"
+    if base is not None and path.known:
+        try:
+            return load_below(base, path.text)
+        except InvalidInput as error:
+            problem = error.findings[0].problem
+            if error.findings[0].where != path.text:  # it was there, and is broken
+                notes.mistakes.extend(error.findings)
+                return None
+    notes.not_known(
+        placed(path.where, flag),
+        f"{flag} {path.text}: {problem}; its settings are unknown",
+        "a file beside the command",
+    )
+    return None
 
 
 def _flag(name: str, node: Node, table: FlagTable) -> Iterator[Word]:

@@ -11,6 +11,7 @@ from diptych.deploy.commands.launch import Launch, launches
 from diptych.deploy.commands.roles import ENGINES, Reading, role_config
 from diptych.deploy.commands.routers import router_of, worker_urls
 from diptych.deploy.commands.statements import statements
+from diptych.deploy.notes import Notes
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Engine, Launcher
@@ -28,15 +29,15 @@ def read_command(
     role: Role | None = None,
     where: str = "",
     base: Path | None = None,
-    findings: list[Finding] | None = None,
+    notes: Notes | None = None,
 ) -> RoleConfig:
     """One launch command as a role. `role` is what the caller knows it for, otherwise its flags say.
 
     `base` is the directory of files that it may name (`--config serve.yaml`); None reads no file. What the engine would refuse
-    (an unknown flag) is added to `findings`. Raises InvalidInput where no known engine is started, or more than one is.
+    (an unknown flag), or what it leaves open, is added to `notes`. Raises InvalidInput where no known engine is started, or more than one is.
     """
     where = where or str(role or "command")
-    collected: list[Finding] = [] if findings is None else findings
+    collected = Notes() if notes is None else notes
     found = [each for each in _launches(text, where, lines=False) if each.program in ENGINES]
     if not found:
         raise InvalidInput(Finding(where, f"no engine that is known is started{_first_word(text, where)}", UNDERSTOOD))
@@ -49,32 +50,36 @@ def read_command(
 
 def read_pair(prefill: Sequence[str], decode: Sequence[str], base: Path | None = None) -> Deployment:
     """The commands of a prefill and a decode role, one or more of each, as a deployment. Raises InvalidInput."""
-    findings: list[Finding] = []
+    notes = Notes()
     broken: list[Finding] = []
     roles: list[RoleConfig] = []
     for role, texts in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
         for number, text in enumerate(texts, start=1):
             where = str(role) if len(texts) == 1 else f"{role} {number}"
             try:
-                roles.append(read_command(text, role, where, base, findings))
+                roles.append(read_command(text, role, where, base, notes))
             except InvalidInput as error:
                 broken += error.findings
     if broken:
         raise InvalidInput(broken)
-    return Deployment(tuple(roles), launcher=launcher_of(roles), findings=tuple(findings))
+    return Deployment(
+        tuple(roles), launcher=launcher_of(roles), findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
+    )
 
 
 def read_script(text: str, where: str = "script", base: Path | None = None) -> Deployment:
     """A shell script's engines and their router. Raises InvalidInput where it starts no engine that is known."""
-    findings: list[Finding] = []
+    notes = Notes()
     found = _launches(text, where, lines=True)
-    roles = [role_config(each, Reading(None, base), findings) for each in found if each.program in ENGINES]
-    routers = [router_of(each, findings) for each in found if each.program not in ENGINES]
+    roles = [role_config(each, Reading(None, base), notes) for each in found if each.program in ENGINES]
+    routers = [router_of(each, notes) for each in found if each.program not in ENGINES]
     if not roles:
         raise InvalidInput(Finding(where, f"no engine that is known is started{_first_word(text, where)}", UNDERSTOOD))
     router = routers[0] if routers else None
     named = named_roles(roles_of_router(roles, router))
-    return Deployment(tuple(named), router, launcher_of(roles), where, findings=tuple(findings))
+    return Deployment(
+        tuple(named), router, launcher_of(roles), where, findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
+    )
 
 
 def launcher_of(roles: Sequence[RoleConfig]) -> Launcher:

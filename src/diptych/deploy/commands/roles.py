@@ -13,11 +13,11 @@ from diptych.deploy.commands.flags import FlagTable, flag_table
 from diptych.deploy.commands.launch import Launch, version_of
 from diptych.deploy.commands.statements import Word, placed
 from diptych.deploy.commands.trtllm import trtllm_settings
+from diptych.deploy.notes import Notes
 from diptych.deploy.secrets import HIDDEN, hidden, is_secret
 from diptych.design.axes import Role
 from diptych.engines.engine import Engine, Launcher
 from diptych.engines.role import Connector, EnvValue, RoleConfig
-from diptych.errors import Finding
 
 ENGINES: Mapping[str, tuple[Engine, Launcher]] = {
     "vllm": (Engine.VLLM, Launcher.PLAIN),
@@ -111,11 +111,11 @@ class Reading:
     base: Path | None = None
 
 
-def role_config(launch: Launch, reading: Reading, findings: list[Finding]) -> RoleConfig:
-    """The settings of one engine's command. What it would refuse is added to `findings`."""
+def role_config(launch: Launch, reading: Reading, notes: Notes) -> RoleConfig:
+    """The settings of one engine's command. What it would refuse is added to `notes`."""
     engine, launcher = ENGINES[launch.program]
     table = flag_table(launch.program)
-    arguments = _arguments(launch, table, reading, findings)
+    arguments = _arguments(launch, table, reading, notes)
     _from_environment(arguments, launch, table)
     config = RoleConfig(
         role=Role.COLOCATED,
@@ -128,25 +128,24 @@ def role_config(launch: Launch, reading: Reading, findings: list[Finding]) -> Ro
     )
     config = _with_fields(config, arguments, launch)
     if engine is Engine.TRTLLM:
-        config = trtllm_settings(config, arguments, reading.base, findings)
+        config = trtllm_settings(config, arguments, reading.base, notes)
     elif engine is Engine.SGLANG:
         config = _sglang(config, arguments)
     else:
-        config = _vllm(config, arguments, findings)
+        config = _vllm(config, arguments, notes)
     return replace(config, role=reading.role or _role_of(config))
 
 
-def _arguments(launch: Launch, table: FlagTable, reading: Reading, findings: list[Finding]) -> Arguments:
+def _arguments(launch: Launch, table: FlagTable, reading: Reading, notes: Notes) -> Arguments:
     arguments = parse_arguments(launch.words, table)
     config = arguments.given.get("config")
     if config is not None and launch.program in ("vllm", "sglang", "dynamo.sglang"):
         path = Word(config.text, config.where, config.known)
-        arguments = parse_arguments((*words_of_config(path, reading.base, table, findings), *launch.words), table)
-    findings.extend(arguments.findings)
-    stray = _stray(arguments, launch)
-    findings += [
-        Finding(word.where, "a word that belongs to no flag", "a flag before it, or its quotes") for word in stray
-    ]
+        arguments = parse_arguments((*words_of_config(path, reading.base, table, notes), *launch.words), table)
+    notes.mistakes += arguments.notes.mistakes
+    notes.unknown += arguments.notes.unknown
+    for word in _stray(arguments, launch):
+        notes.mistake(word.where, "a word that belongs to no flag", "a flag before it, or its quotes")
     return arguments
 
 
@@ -215,7 +214,7 @@ def _field_value(name: str, given: Given) -> Any:
 # ---- what each engine says in a way of its own -------------------------------------------------------------------------
 
 
-def _vllm(config: RoleConfig, arguments: Arguments, findings: list[Finding]) -> RoleConfig:
+def _vllm(config: RoleConfig, arguments: Arguments, notes: Notes) -> RoleConfig:
     options = dict(config.options)
     transfer = arguments.given.get("kv-transfer-config")
     connector = None
@@ -223,7 +222,7 @@ def _vllm(config: RoleConfig, arguments: Arguments, findings: list[Finding]) -> 
     if transfer is not None:
         options.pop("kv-transfer-config")
         places["connector"], written["connector"] = transfer.place, transfer.text
-        connector = _connector(transfer, findings)
+        connector = _connector(transfer, notes)
     attention = arguments.value("attention-config")
     backend = config.attention_backend
     if not backend and isinstance(attention, Mapping) and attention.get("backend"):
@@ -240,13 +239,11 @@ def _vllm(config: RoleConfig, arguments: Arguments, findings: list[Finding]) -> 
     )
 
 
-def _connector(given: Given, findings: list[Finding]) -> Connector | None:
+def _connector(given: Given, notes: Notes) -> Connector | None:
     if isinstance(given.value, Mapping):
         return connector_of(given.value)
     if given.value is not None:
-        findings.append(
-            Finding(given.place, "--kv-transfer-config is not a JSON object", '{"kv_connector": ..., "kv_role": ...}')
-        )
+        notes.mistake(given.place, "--kv-transfer-config is not a JSON object", '{"kv_connector": ..., "kv_role": ...}')
     return None
 
 

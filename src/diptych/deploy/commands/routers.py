@@ -8,20 +8,21 @@ from diptych.deploy.commands.arguments import is_flag, parse_arguments
 from diptych.deploy.commands.flags import flag_table
 from diptych.deploy.commands.launch import Launch
 from diptych.deploy.commands.statements import Word
+from diptych.deploy.notes import Notes
 from diptych.deploy.secrets import HIDDEN, hidden, is_secret, without_user
 from diptych.engines.deployment import Router
-from diptych.errors import Finding
 
 ROUTERS = frozenset({"vllm-router", "sglang_router", "dynamo.frontend"})
 
 
-def router_of(launch: Launch, findings: list[Finding]) -> Router:
+def router_of(launch: Launch, notes: Notes) -> Router:
     """A router's flags, and variables that set them, by long name; repeated `--prefill URL [PORT]` is a tuple of tuples."""
     if launch.program not in ROUTERS:
         return _proxy(launch)
     table = flag_table(launch.program)
     arguments = parse_arguments(launch.words, table)
-    findings += arguments.findings
+    notes.mistakes += arguments.notes.mistakes
+    notes.unknown += arguments.notes.unknown
     settings = {
         name: _shown(given.value if given.value is not None else given.text) for name, given in arguments.given.items()
     }

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from diptych.deploy.commands.arguments import Arguments, Given, merged
-from diptych.deploy.safe_yaml import Node, load_below
+from diptych.deploy.commands.config_file import documents_below
+from diptych.deploy.commands.statements import Word
+from diptych.deploy.notes import Notes
+from diptych.deploy.safe_yaml import Node
 from diptych.engines.role import RoleConfig
-from diptych.errors import Finding, InvalidInput
 
 FILES = ("config", "extra-engine-args")
 OVERRIDES = ("override-engine-args", "trtllm")
@@ -28,16 +30,16 @@ _FIELDS = {
 _CACHE = {"tokens_per_block": "block_size", "dtype": "kv_cache_dtype"}
 
 
-def trtllm_settings(config: RoleConfig, arguments: Arguments, base: Path | None, findings: list[Finding]) -> RoleConfig:
+def trtllm_settings(config: RoleConfig, arguments: Arguments, base: Path | None, notes: Notes) -> RoleConfig:
     """The role with the engine's own configuration laid over its flags, as the engine does."""
     for name in FILES:
         given = arguments.given.get(name)
-        document = _document(given, base, findings) if given is not None else None
+        document = _document(given, base, notes) if given is not None else None
         if document is not None:
             config = with_engine_args(config, document.plain, places_of(document))
     for name in OVERRIDES:
         given = arguments.given.get(name)
-        value = _override(given, findings) if given is not None and given.known else None
+        value = _override(given, notes) if given is not None and given.known else None
         if given is not None and value is not None:
             config = with_engine_args(config, value, dict.fromkeys((*value, *_CACHE), given.place))
     return config
@@ -65,16 +67,9 @@ def with_engine_args(config: RoleConfig, extra: Mapping[str, Any], places: Mappi
     )
 
 
-def _document(given: Given, base: Path | None, findings: list[Finding]) -> Node | None:
-    if base is None or not given.known:
-        problem = f"--{given.flag.name} {given.text} is not read here: its settings are unknown"
-        findings.append(Finding(given.place, problem, "the settings themselves"))
-        return None
-    try:
-        documents = load_below(base, given.text)
-    except InvalidInput as error:
-        findings.extend(error.findings)
-        return None
+def _document(given: Given, base: Path | None, notes: Notes) -> Node | None:
+    word = Word(given.text, given.where, given.known)
+    documents = documents_below(base, word, f"--{given.flag.name}", notes)
     return documents[0] if documents and isinstance(documents[0].value, dict) else None
 
 
@@ -84,7 +79,7 @@ def places_of(document: Node) -> dict[str, str]:
     return own | {name: node.where for name, node in document.entries("kv_cache_config").items()}
 
 
-def _override(given: Given, findings: list[Finding]) -> Mapping[str, Any] | None:
+def _override(given: Given, notes: Notes) -> Mapping[str, Any] | None:
     value = given.value
     if isinstance(value, str):
         try:
@@ -93,5 +88,5 @@ def _override(given: Given, findings: list[Finding]) -> Mapping[str, Any] | None
             value = None
     if isinstance(value, Mapping):
         return value
-    findings.append(Finding(given.place, f"--{given.flag.name} is not a JSON object", "the engine's settings as JSON"))
+    notes.mistake(given.place, f"--{given.flag.name} is not a JSON object", "the engine's settings as JSON")
     return None

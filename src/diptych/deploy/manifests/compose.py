@@ -12,33 +12,35 @@ from diptych.deploy.commands.roles import ENGINES, Reading, role_config
 from diptych.deploy.commands.routers import router_of
 from diptych.deploy.commands.statements import Statement, Word
 from diptych.deploy.manifests.pods import Hardware, Variables, placed_on, role_named
+from diptych.deploy.notes import Notes
 from diptych.deploy.safe_yaml import Node
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.role import EnvValue, RoleConfig
-from diptych.errors import Finding
 
 _INTERPOLATED = re.compile(r"\$(?:\$|\{(\w+)(?::?-([^}]*))?[^}]*\}|(\w+))")
 
 
 def read_compose(document: Node, reading: Reading) -> Deployment:
     """The services of a compose file as a deployment."""
-    findings: list[Finding] = []
+    notes = Notes()
     roles: list[RoleConfig] = []
     routers: list[Router] = []
     for name, service in document.entries("services").items():
-        for launch in _launches(service, findings):
+        for launch in _launches(service, notes):
             if launch.program in ENGINES:
-                roles.append(_role(name, service, launch, reading, findings))
+                roles.append(_role(name, service, launch, reading, notes))
             else:
-                routers.append(router_of(launch, findings))
+                routers.append(router_of(launch, notes))
     router = routers[0] if routers else None
     roles = named_roles(roles_of_router(roles, router))
-    return Deployment(tuple(roles), router, launcher_of(roles), findings=tuple(findings))
+    return Deployment(
+        tuple(roles), router, launcher_of(roles), findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
+    )
 
 
-def _role(name: str, service: Node, launch: Launch, reading: Reading, findings: list[Finding]) -> RoleConfig:
-    config = role_config(launch, reading, findings)
+def _role(name: str, service: Node, launch: Launch, reading: Reading, notes: Notes) -> RoleConfig:
+    config = role_config(launch, reading, notes)
     named = role_named(name) if config.role is Role.COLOCATED and config.connector is not None else None
     config = placed_on(replace(config, role=named or config.role, name=name), _hardware(service))
     replicas = service.get("deploy", "replicas")
@@ -47,17 +49,17 @@ def _role(name: str, service: Node, launch: Launch, reading: Reading, findings: 
     return replace(config, replicas=int(replicas.text()), places={**config.places, "replicas": replicas.where})
 
 
-def _launches(service: Node, findings: list[Finding]) -> list[Launch]:
+def _launches(service: Node, notes: Notes) -> list[Launch]:
     env = _environment(service)
     image, known = interpolated(service.text("image"))
-    command = _words(service.get("command"), findings)
-    entry = _words(service.get("entrypoint"), findings)
+    command = _words(service.get("command"), notes)
+    entry = _words(service.get("entrypoint"), notes)
     words = (*entry, *command) if entry else started_by(image, command, service.where)
     found = launches(Statement(words, env.values, env.places))
     return [replace(each, image=each.image or (image if known else "")) for each in found]
 
 
-def _words(node: Node | None, findings: list[Finding]) -> tuple[Word, ...]:
+def _words(node: Node | None, notes: Notes) -> tuple[Word, ...]:
     """A command as compose takes it: a list as it is, a text split as words, without a shell."""
     if node is None:
         return ()
@@ -68,7 +70,7 @@ def _words(node: Node | None, findings: list[Finding]) -> tuple[Word, ...]:
     try:
         split = shlex.split(node.text())
     except ValueError:
-        findings.append(Finding(node.where, "a quote in the command is never closed", "its pair"))
+        notes.mistake(node.where, "a quote in the command is never closed", "its pair")
         return ()
     return tuple(Word(text, node.where, known) for text, known in map(interpolated, split))
 

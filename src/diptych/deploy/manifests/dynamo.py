@@ -17,12 +17,12 @@ from diptych.deploy.manifests.pods import (
     replicated,
     variables,
 )
+from diptych.deploy.notes import Notes
 from diptych.deploy.safe_yaml import Node
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Launcher
 from diptych.engines.role import RoleConfig
-from diptych.errors import Finding
 
 FRONTEND = "dynamo.frontend"
 
@@ -43,17 +43,19 @@ class Component:
 
 def read_dynamo(document: Node, reading: Reading) -> Deployment:
     """The workers of a graph as roles, its frontend as the router."""
-    findings: list[Finding] = []
+    notes = Notes()
     roles: list[RoleConfig] = []
     router: Router | None = None
     for component in _components(document):
         found = list(_launches(component))
-        roles += [_role(component, each, reading, findings) for each in found if each.program in ENGINES]
+        roles += [_role(component, each, reading, notes) for each in found if each.program in ENGINES]
         if component.kind in ("frontend", "epp"):
             started = [each for each in found if each.program == FRONTEND]
-            router = _router(component, started, findings)
+            router = _router(component, started, notes)
     router = _with_policy(router, document)
-    return Deployment(tuple(roles), router, Launcher.DYNAMO, findings=tuple(findings))
+    return Deployment(
+        tuple(roles), router, Launcher.DYNAMO, findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
+    )
 
 
 def _components(document: Node) -> Iterator[Component]:
@@ -75,15 +77,15 @@ def _launches(component: Component) -> Iterator[Launch]:
     return container_launches(component.container, component.env)
 
 
-def _role(component: Component, launch: Launch, reading: Reading, findings: list[Finding]) -> RoleConfig:
-    config = role_config(launch, reading, findings)
-    config = replace(config, role=_agreed(component, config, findings))
+def _role(component: Component, launch: Launch, reading: Reading, notes: Notes) -> RoleConfig:
+    config = role_config(launch, reading, notes)
+    config = replace(config, role=_agreed(component, config, notes))
     nodes = component.node.text("multinode", "nodeCount")
     config = placed_on(config, _hardware(component), int(nodes) if nodes.isdigit() else 1)
     return replicated(config, component.node.get("replicas"), component.name, Launcher.DYNAMO)
 
 
-def _agreed(component: Component, config: RoleConfig, findings: list[Finding]) -> Role:
+def _agreed(component: Component, config: RoleConfig, notes: Notes) -> Role:
     """The engine's own role; a component that is called by another is a mistake, for the operator goes by the component."""
     named = {"prefill": Role.PREFILL, "decode": Role.DECODE}.get(component.kind)
     mode = "disaggregation-mode"
@@ -91,7 +93,7 @@ def _agreed(component: Component, config: RoleConfig, findings: list[Finding]) -
         problem = (
             f"component {component.name} is of type {component.kind}, its engine runs in mode {config.options[mode]}"
         )
-        findings.append(Finding(config.place(mode), problem, f"--{mode} {named}"))
+        notes.mistake(config.place(mode), problem, f"--{mode} {named}")
     return config.role if config.role is not Role.COLOCATED or named is None else named
 
 
@@ -103,15 +105,15 @@ def _hardware(component: Component) -> Hardware:
     return found
 
 
-def _router(component: Component, started: list[Launch], findings: list[Finding]) -> Router:
+def _router(component: Component, started: list[Launch], notes: Notes) -> Router:
     if component.kind == "epp":
         config = component.node.get("eppConfig", "config")
         settings = config.plain if config is not None and isinstance(config.value, dict) else {}
         return Router("epp", settings, {"config": config.where} if config is not None else {})
     if started:
-        return router_of(started[0], findings)
+        return router_of(started[0], notes)
     env = variables(component.container.elements("env")).over(component.env)
-    return router_of(Launch(FRONTEND, (), component.node.where, env.values, env.places), findings)
+    return router_of(Launch(FRONTEND, (), component.node.where, env.values, env.places), notes)
 
 
 def _with_policy(router: Router | None, document: Node) -> Router | None:

@@ -10,12 +10,12 @@ from diptych.deploy.commands.roles import ENGINES, Reading, role_config
 from diptych.deploy.commands.statements import Statement, Word, statements
 from diptych.deploy.manifests.pods import Variables, container_words, hardware, placed_on, replicated, variables
 from diptych.deploy.manifests.routing import picker
+from diptych.deploy.notes import Notes
 from diptych.deploy.safe_yaml import Node
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Launcher
 from diptych.engines.role import RoleConfig
-from diptych.errors import Finding
 
 ADDITIONAL = "VLLM_ADDITIONAL_ARGS"
 _PARALLELISM = {"tensor": "tp", "pipeline": "pp", "data": "dp"}
@@ -23,20 +23,22 @@ _PARALLELISM = {"tensor": "tp", "pipeline": "pp", "data": "dp"}
 
 def read_kserve(document: Node, reading: Reading) -> Deployment:
     """The service's decode and prefill, or its one colocated role; its scheduler is the router."""
-    findings: list[Finding] = []
+    notes = Notes()
     spec = document.get("spec") or Node({}, document.where)
     prefill = spec.get("prefill")
-    roles = list(_roles(spec, spec, Role.DECODE if prefill else Role.COLOCATED, reading, findings))
+    roles = list(_roles(spec, spec, Role.DECODE if prefill else Role.COLOCATED, reading, notes))
     if prefill is not None:
-        roles += _roles(prefill, spec, Role.PREFILL, reading, findings)
-    return Deployment(tuple(roles), _router(spec), Launcher.KSERVE, findings=tuple(findings))
+        roles += _roles(prefill, spec, Role.PREFILL, reading, notes)
+    return Deployment(
+        tuple(roles), _router(spec), Launcher.KSERVE, findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
+    )
 
 
-def _roles(part: Node, spec: Node, role: Role, reading: Reading, findings: list[Finding]) -> Iterator[RoleConfig]:
+def _roles(part: Node, spec: Node, role: Role, reading: Reading, notes: Notes) -> Iterator[RoleConfig]:
     template = part.get("template") or Node({}, part.where)
     containers = template.elements("containers") or [Node({}, template.where)]
     main = next((each for each in containers if each.text("name") == "main"), containers[0])
-    config = role_config(_launch(main), replace(reading, role=role), findings)
+    config = role_config(_launch(main), replace(reading, role=role), notes)
     config = _with_parallelism(_with_model(config, spec), part)
     nodes = 1 if part.get("worker") is None else max(1, config.pp)
     config = placed_on(config, hardware(template, [main]), nodes)

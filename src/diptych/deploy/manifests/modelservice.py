@@ -17,32 +17,34 @@ from diptych.deploy.manifests.pods import (
     replicated,
     variables,
 )
+from diptych.deploy.notes import Notes
 from diptych.deploy.safe_yaml import Node
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Launcher
 from diptych.engines.role import RoleConfig
-from diptych.errors import Finding
 
 _PARALLELISM = {"tensor": "tp", "data": "dp", "pipeline": "pp"}
 
 
 def read_modelservice(document: Node, reading: Reading) -> Deployment:
     """The two roles of the values; a section with `create: false` is none."""
-    findings: list[Finding] = []
+    notes = Notes()
     roles: list[RoleConfig] = []
     for role in (Role.PREFILL, Role.DECODE):
         section = document.get(str(role))
         if section is not None and section.text("create", default="true") != "false":
-            roles += _roles(section, document, replace(reading, role=role), findings)
-    return Deployment(tuple(roles), _router(document), Launcher.LLM_D, findings=tuple(findings))
+            roles += _roles(section, document, replace(reading, role=role), notes)
+    return Deployment(
+        tuple(roles), _router(document), Launcher.LLM_D, findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
+    )
 
 
-def _roles(section: Node, document: Node, reading: Reading, findings: list[Finding]) -> Iterator[RoleConfig]:
+def _roles(section: Node, document: Node, reading: Reading, notes: Notes) -> Iterator[RoleConfig]:
     containers = section.elements("containers")
     for container in containers:
         for launch in _launches(container):
-            config = role_config(launch, reading, findings)
+            config = role_config(launch, reading, notes)
             config = _with_parallelism(_with_model(config, document), section)
             config = placed_on(config, _hardware(section, containers, config))
             yield replicated(config, section.get("replicas"), str(reading.role), Launcher.LLM_D)

@@ -11,13 +11,11 @@ from importlib.resources import files
 from typing import Any
 
 from diptych.deploy.commands.launch import Launch, launches, started_by
-from diptych.deploy.commands.roles import ENGINES, Reading, role_config
 from diptych.deploy.commands.statements import Statement, Word
 from diptych.deploy.safe_yaml import Node
 from diptych.design.axes import Role
 from diptych.engines.engine import Launcher
 from diptych.engines.role import EnvValue, RoleConfig
-from diptych.errors import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +60,9 @@ def variables(entries: list[Node]) -> Variables:
 
 def _value(entry: Node, earlier: Mapping[str, EnvValue]) -> EnvValue:
     if entry.get("valueFrom") is None:
+        whole = re.fullmatch(r"\$\((\w+)\)", entry.text("value"))
+        if whole is not None and whole[1] in earlier:
+            return earlier[whole[1]]
         text, known = substituted(entry.text("value"), earlier)
         return EnvValue(text=text) if known else EnvValue(source=text)
     for kind, key in (("secretKeyRef", "secret"), ("configMapKeyRef", "configMap")):
@@ -145,15 +146,6 @@ def _selected(pod: Node) -> dict[str, Node]:
             if expression.text("operator") == "In" and values:
                 found.setdefault(expression.text("key"), values[0])
     return found
-
-
-def engine_roles(
-    container: Node, inherited: Variables, reading: Reading, findings: list[Finding]
-) -> Iterator[RoleConfig]:
-    """The engines that a container starts, each as a role."""
-    for launch in container_launches(container, inherited):
-        if launch.program in ENGINES:
-            yield role_config(launch, reading, findings)
 
 
 def placed_on(config: RoleConfig, found: Hardware, nodes: int = 1) -> RoleConfig:

@@ -10,12 +10,12 @@ from diptych.deploy.commands.launch import Launch
 from diptych.deploy.commands.roles import Reading, role_config
 from diptych.deploy.commands.statements import Word
 from diptych.deploy.manifests.pods import Hardware, placed_on, replicated, role_named, variables
+from diptych.deploy.notes import Notes
 from diptych.deploy.safe_yaml import Node
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Launcher
 from diptych.engines.role import Connector, RoleConfig
-from diptych.errors import Finding
 
 _FLAGS = {
     "tensorParallelSize": "--tensor-parallel-size",
@@ -30,20 +30,22 @@ _KV_ROLES = {"kv_producer": Role.PREFILL, "kv_consumer": Role.DECODE}
 
 def read_production_stack(document: Node, reading: Reading) -> Deployment:
     """The stack's pools as roles, its router's settings as the router."""
-    findings: list[Finding] = []
-    roles = [_role(entry, reading, findings) for entry in document.elements("servingEngineSpec", "modelSpec")]
+    notes = Notes()
+    roles = [_role(entry, reading, notes) for entry in document.elements("servingEngineSpec", "modelSpec")]
     router = document.get("routerSpec")
     settings = {name: node.plain for name, node in document.entries("routerSpec").items()}
     places = {name: node.where for name, node in document.entries("routerSpec").items()}
     found = Router("production-stack", settings, places) if router is not None else None
-    return Deployment(tuple(roles), found, Launcher.PRODUCTION_STACK, findings=tuple(findings))
+    return Deployment(
+        tuple(roles), found, Launcher.PRODUCTION_STACK, findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
+    )
 
 
-def _role(entry: Node, reading: Reading, findings: list[Finding]) -> RoleConfig:
+def _role(entry: Node, reading: Reading, notes: Notes) -> RoleConfig:
     env = variables(entry.elements("env"))
     image = f"{entry.text('repository')}:{entry.text('tag')}"
     launch = Launch("vllm", tuple(_words(entry)), entry.where, env.values, env.places, image)
-    config = _with_lmcache(role_config(launch, reading, findings), entry)
+    config = _with_lmcache(role_config(launch, reading, notes), entry)
     config = placed_on(config, _hardware(entry))
     return replicated(config, entry.get("replicaCount"), entry.text("name"), Launcher.PRODUCTION_STACK)
 

@@ -11,12 +11,13 @@ from diptych.deploy.commands.roles import ENGINES, Reading, role_config
 from diptych.deploy.commands.routers import ROUTERS, router_of
 from diptych.deploy.manifests.pods import container_launches, hardware, placed_on, replicated, role_named, variables
 from diptych.deploy.manifests.routing import picker
+from diptych.deploy.notes import Notes
 from diptych.deploy.safe_yaml import Node, load_text
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Launcher
 from diptych.engines.role import RoleConfig
-from diptych.errors import Finding, InvalidInput
+from diptych.errors import InvalidInput
 
 WORKLOADS = frozenset({"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "Pod", "LeaderWorkerSet"})
 ROLE_LABEL = "llm-d.ai/role"
@@ -34,20 +35,22 @@ class Workload:
 
 
 def read_workloads(documents: list[Node], reading: Reading) -> Deployment:
-    """Workloads that start an engine are roles; one that starts a router, or an endpoint picker's configuration, is the router."""
-    findings: list[Finding] = []
+    """Workloads that start an engine are roles; what starts a router, or configures an endpoint picker, is the router."""
+    notes = Notes()
     roles: list[RoleConfig] = []
     routers: list[Router] = []
     for workload in (each for document in documents for each in _workloads(document)):
         for launch in _launches(workload):
             if launch.program in ENGINES:
-                roles.append(_role(workload, launch, reading, findings))
+                roles.append(_role(workload, launch, reading, notes))
             elif launch.program in ROUTERS:
-                routers.append(router_of(launch, findings))
+                routers.append(router_of(launch, notes))
     routers += [router for document in documents for router in _pickers(document)]
     router = routers[0] if routers else None
     roles = named_roles(roles_of_router(roles, router))
-    return Deployment(tuple(roles), router, launcher_of(roles), findings=tuple(findings))
+    return Deployment(
+        tuple(roles), router, launcher_of(roles), findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
+    )
 
 
 def _workloads(document: Node) -> Iterator[Workload]:
@@ -78,8 +81,8 @@ def _launches(workload: Workload) -> Iterator[Launch]:
         yield from container_launches(container, variables([]))
 
 
-def _role(workload: Workload, launch: Launch, reading: Reading, findings: list[Finding]) -> RoleConfig:
-    config = role_config(launch, reading, findings)
+def _role(workload: Workload, launch: Launch, reading: Reading, notes: Notes) -> RoleConfig:
+    config = role_config(launch, reading, notes)
     label = workload.labels.get(ROLE_LABEL)
     if config.role is Role.COLOCATED and (found := _role_of(workload, label, config)) is not None:
         config = replace(config, role=found)
