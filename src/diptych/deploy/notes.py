@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from diptych.engines.deployment import Deployment
 from diptych.errors import Finding
 
 
@@ -19,3 +20,12 @@ class Notes:
 
     def not_known(self, where: str, problem: str, expected: str = "") -> None:
         self.unknown.append(Finding(where, problem, expected))
+
+
+def with_notes(deployment: Deployment, notes: Notes) -> Deployment:
+    """The deployment with what its reader had to say, each thing once, after what it has already."""
+    return replace(
+        deployment,
+        findings=tuple(dict.fromkeys((*deployment.findings, *notes.mistakes))),
+        unknown=tuple(dict.fromkeys((*deployment.unknown, *notes.unknown))),
+    )

@@ -79,7 +79,7 @@ class Node:
 
 
 def load_below(base: Path, name: str) -> list[Node]:
-    """The documents of a file that a text names, which must lie below `base`. Raises InvalidInput: outside, too large, no YAML."""
+    """The documents of a file that a text names; it must lie below `base`. Raises InvalidInput: outside, too large, not YAML."""
     path = (base / name).resolve()
     if not path.is_relative_to(base.resolve()):
         raise InvalidInput(Finding(name, "outside the folder of what names it, and so not read", "a file beside it"))

@@ -39,8 +39,8 @@ UNKNOWN = Expected()
 class Deployment:
     """Roles that may serve one request together. Every prefill may meet every decode, as routers pair them.
 
-    `findings` are what its reader knows that a program refuses or drops: an unknown flag, a field outside the schema; `unknown` are
-    settings that are decided outside of what was read.
+    `findings` are what its reader knows that a program refuses or drops: an unknown flag, a field outside the schema. `unknown`
+    are settings that are decided outside of what was read.
     """
 
     roles: tuple[RoleConfig, ...]

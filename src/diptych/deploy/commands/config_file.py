@@ -39,11 +39,8 @@ def documents_below(base: Path | None, path: Word, flag: str, notes: Notes) -> l
             if error.findings[0].where != path.text:  # it was there, and is broken
                 notes.mistakes.extend(error.findings)
                 return None
-    notes.not_known(
-        placed(path.where, flag),
-        f"{flag} {path.text}: {problem}; its settings are unknown",
-        "a file beside the command",
-    )
+    problem = f"{flag} {path.text}: {problem}; its settings are unknown"
+    notes.not_known(placed(path.where, flag), problem, "a file beside the command")
     return None
 
 

@@ -11,7 +11,7 @@ from diptych.deploy.commands.launch import Launch, launches
 from diptych.deploy.commands.roles import ENGINES, Reading, role_config
 from diptych.deploy.commands.routers import router_of, worker_urls
 from diptych.deploy.commands.statements import statements
-from diptych.deploy.notes import Notes
+from diptych.deploy.notes import Notes, with_notes
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Engine, Launcher
@@ -34,7 +34,7 @@ def read_command(
     """One launch command as a role. `role` is what the caller knows it for, otherwise its flags say.
 
     `base` is the directory of files that it may name (`--config serve.yaml`); None reads no file. What the engine would refuse
-    (an unknown flag), or what it leaves open, is added to `notes`. Raises InvalidInput where no known engine is started, or more than one is.
+    (an unknown flag), and what is left open, is added to `notes`. Raises InvalidInput where not exactly one known engine is started.
     """
     where = where or str(role or "command")
     collected = Notes() if notes is None else notes
@@ -62,24 +62,20 @@ def read_pair(prefill: Sequence[str], decode: Sequence[str], base: Path | None =
                 broken += error.findings
     if broken:
         raise InvalidInput(broken)
-    return Deployment(
-        tuple(roles), launcher=launcher_of(roles), findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
-    )
+    return with_notes(Deployment(tuple(roles), launcher=launcher_of(roles)), notes)
 
 
 def read_script(text: str, where: str = "script", base: Path | None = None) -> Deployment:
-    """A shell script's engines and their router. Raises InvalidInput where it starts no engine that is known."""
+    """A shell script's engines and their router. Raises InvalidInput where it starts neither an engine nor a router that is known."""
     notes = Notes()
     found = _launches(text, where, lines=True)
     roles = [role_config(each, Reading(None, base), notes) for each in found if each.program in ENGINES]
     routers = [router_of(each, notes) for each in found if each.program not in ENGINES]
-    if not roles:
+    if not roles and not routers:
         raise InvalidInput(Finding(where, f"no engine that is known is started{_first_word(text, where)}", UNDERSTOOD))
     router = routers[0] if routers else None
     named = named_roles(roles_of_router(roles, router))
-    return Deployment(
-        tuple(named), router, launcher_of(roles), where, findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
-    )
+    return with_notes(Deployment(tuple(named), router, launcher_of(roles), where), notes)
 
 
 def launcher_of(roles: Sequence[RoleConfig]) -> Launcher:

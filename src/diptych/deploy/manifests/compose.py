@@ -12,7 +12,7 @@ from diptych.deploy.commands.roles import ENGINES, Reading, role_config
 from diptych.deploy.commands.routers import router_of
 from diptych.deploy.commands.statements import Statement, Word
 from diptych.deploy.manifests.pods import Hardware, Variables, placed_on, role_named
-from diptych.deploy.notes import Notes
+from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.safe_yaml import Node
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
@@ -34,9 +34,7 @@ def read_compose(document: Node, reading: Reading) -> Deployment:
                 routers.append(router_of(launch, notes))
     router = routers[0] if routers else None
     roles = named_roles(roles_of_router(roles, router))
-    return Deployment(
-        tuple(roles), router, launcher_of(roles), findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
-    )
+    return with_notes(Deployment(tuple(roles), router, launcher_of(roles)), notes)
 
 
 def _role(name: str, service: Node, launch: Launch, reading: Reading, notes: Notes) -> RoleConfig:

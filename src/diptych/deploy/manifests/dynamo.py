@@ -17,7 +17,7 @@ from diptych.deploy.manifests.pods import (
     replicated,
     variables,
 )
-from diptych.deploy.notes import Notes
+from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.safe_yaml import Node
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
@@ -53,9 +53,7 @@ def read_dynamo(document: Node, reading: Reading) -> Deployment:
             started = [each for each in found if each.program == FRONTEND]
             router = _router(component, started, notes)
     router = _with_policy(router, document)
-    return Deployment(
-        tuple(roles), router, Launcher.DYNAMO, findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
-    )
+    return with_notes(Deployment(tuple(roles), router, Launcher.DYNAMO), notes)
 
 
 def _components(document: Node) -> Iterator[Component]:

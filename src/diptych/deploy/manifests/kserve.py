@@ -10,7 +10,7 @@ from diptych.deploy.commands.roles import ENGINES, Reading, role_config
 from diptych.deploy.commands.statements import Statement, Word, statements
 from diptych.deploy.manifests.pods import Variables, container_words, hardware, placed_on, replicated, variables
 from diptych.deploy.manifests.routing import picker
-from diptych.deploy.notes import Notes
+from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.safe_yaml import Node
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
@@ -29,9 +29,7 @@ def read_kserve(document: Node, reading: Reading) -> Deployment:
     roles = list(_roles(spec, spec, Role.DECODE if prefill else Role.COLOCATED, reading, notes))
     if prefill is not None:
         roles += _roles(prefill, spec, Role.PREFILL, reading, notes)
-    return Deployment(
-        tuple(roles), _router(spec), Launcher.KSERVE, findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
-    )
+    return with_notes(Deployment(tuple(roles), _router(spec), Launcher.KSERVE), notes)
 
 
 def _roles(part: Node, spec: Node, role: Role, reading: Reading, notes: Notes) -> Iterator[RoleConfig]:

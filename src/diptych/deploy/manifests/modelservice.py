@@ -17,7 +17,7 @@ from diptych.deploy.manifests.pods import (
     replicated,
     variables,
 )
-from diptych.deploy.notes import Notes
+from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.safe_yaml import Node
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
@@ -35,9 +35,7 @@ def read_modelservice(document: Node, reading: Reading) -> Deployment:
         section = document.get(str(role))
         if section is not None and section.text("create", default="true") != "false":
             roles += _roles(section, document, replace(reading, role=role), notes)
-    return Deployment(
-        tuple(roles), _router(document), Launcher.LLM_D, findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
-    )
+    return with_notes(Deployment(tuple(roles), _router(document), Launcher.LLM_D), notes)
 
 
 def _roles(section: Node, document: Node, reading: Reading, notes: Notes) -> Iterator[RoleConfig]:

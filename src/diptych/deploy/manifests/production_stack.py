@@ -10,7 +10,7 @@ from diptych.deploy.commands.launch import Launch
 from diptych.deploy.commands.roles import Reading, role_config
 from diptych.deploy.commands.statements import Word
 from diptych.deploy.manifests.pods import Hardware, placed_on, replicated, role_named, variables
-from diptych.deploy.notes import Notes
+from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.safe_yaml import Node
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
@@ -36,9 +36,7 @@ def read_production_stack(document: Node, reading: Reading) -> Deployment:
     settings = {name: node.plain for name, node in document.entries("routerSpec").items()}
     places = {name: node.where for name, node in document.entries("routerSpec").items()}
     found = Router("production-stack", settings, places) if router is not None else None
-    return Deployment(
-        tuple(roles), found, Launcher.PRODUCTION_STACK, findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
-    )
+    return with_notes(Deployment(tuple(roles), found, Launcher.PRODUCTION_STACK), notes)
 
 
 def _role(entry: Node, reading: Reading, notes: Notes) -> RoleConfig:

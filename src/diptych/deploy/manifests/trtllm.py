@@ -14,7 +14,7 @@ from diptych.engines.engine import Engine
 from diptych.engines.role import RoleConfig
 
 SERVERS = {"context_servers": Role.PREFILL, "generation_servers": Role.DECODE}
-_OWN = frozenset({"num_instances", "urls", "router"})
+_OWN = frozenset({"num_instances", "urls"})
 
 
 def read_trtllm(document: Node, reading: Reading) -> Deployment:

@@ -11,7 +11,7 @@ from diptych.deploy.commands.roles import ENGINES, Reading, role_config
 from diptych.deploy.commands.routers import ROUTERS, router_of
 from diptych.deploy.manifests.pods import container_launches, hardware, placed_on, replicated, role_named, variables
 from diptych.deploy.manifests.routing import picker
-from diptych.deploy.notes import Notes
+from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.safe_yaml import Node, load_text
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
@@ -48,9 +48,7 @@ def read_workloads(documents: list[Node], reading: Reading) -> Deployment:
     routers += [router for document in documents for router in _pickers(document)]
     router = routers[0] if routers else None
     roles = named_roles(roles_of_router(roles, router))
-    return Deployment(
-        tuple(roles), router, launcher_of(roles), findings=tuple(notes.mistakes), unknown=tuple(notes.unknown)
-    )
+    return with_notes(Deployment(tuple(roles), router, launcher_of(roles)), notes)
 
 
 def _workloads(document: Node) -> Iterator[Workload]:
