@@ -116,7 +116,7 @@ def router_words(request: Request) -> Iterator[str]:
     if request.target.engine is Engine.SGLANG:
         yield "python3 -m sglang_router.launch_router"
         if apart:
-            yield "--pd-disaggregation"
+            yield "--pd-disaggregation --disable-retries"
             yield "--prefill-policy cache_aware --decode-policy power_of_two"
     else:
         yield "vllm-router"
