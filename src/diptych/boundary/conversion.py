@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
-from diptych.boundary.element import Element, ScaleSource
+from diptych.boundary.element import Element, ScaleGranularity, ScaleSource
 from diptych.boundary.format import Format
 from diptych.design.boundary import Side
 
@@ -83,6 +83,7 @@ GRIDS = {
 """IEEE 754 and bfloat16; e4m3fn and e5m2 of the OCP 8-bit specification (2023-06), e4m3fnuz of Graphcore, AMD and Qualcomm."""
 
 LEVELS = {Element.INT8: 127, Element.INT4: 7}
+_FINER = (ScaleGranularity.TENSOR, ScaleGranularity.HEAD, ScaleGranularity.TOKEN, ScaleGranularity.GROUP)
 _TWINS = frozenset((Element.E4M3FN, Element.E4M3FNUZ))
 _ANYWHERE = (ScaleSource.NONE, ScaleSource.UNIT, ScaleSource.INLINE)
 
@@ -96,7 +97,7 @@ def same_meaning(source: Format, target: Format) -> bool | None:
         return False
     if mine.source in (ScaleSource.NONE, ScaleSource.UNIT):
         return True
-    if (mine.granularity, mine.group) != (theirs.granularity, theirs.group):
+    if _shared(source) != _shared(target):
         return False
     return _same_scales(source, target)
 
@@ -107,12 +108,11 @@ def conversion(source: Format, target: Format, have: Collection[str] = ()) -> Co
     Each side holds its own scales: what a checkpoint gives to a role, and what it computes while running. `have` are digests of
     checkpoint scales that either side was given besides. Without a side that can both read and write there is an `obstacle`.
     """
-    op, (loss, bound) = operation(source, target), _loss(source, target)
+    loss, bound = _loss(source, target)
     sides = tuple(side for side in Side if _reads(source, target, side, have) and _writes(source, target, side, have))
-    obstacle = "" if sides else _obstacle(source, target)
-    if Element.NVFP4 in (source.element, target.element):
-        sides, obstacle = (), "nvfp4 packs its scales with its kernel's blocks: there is no codec for it"
-    return Conversion(op, source, target, sides, loss, bound, obstacle)
+    return Conversion(
+        operation(source, target), source, target, sides, loss, bound, "" if sides else _obstacle(source, target)
+    )
 
 
 def operation(source: Format, target: Format) -> Op:
@@ -129,18 +129,29 @@ def operation(source: Format, target: Format) -> Op:
 
 
 def keeps_bytes(source: Format, target: Format) -> bool:
-    """Whether e4m3fn and e4m3fnuz exchange bytes as they are, the scale doubled or halved: both scale, and by the same scales.
+    """Whether the bytes stay as they are and only their scales are written anew: the same for one element format, twice or half
+    between e4m3fn and e4m3fnuz.
 
     Checkpoint scales are those of the checkpoint on both sides; the fnuz side applies them doubled, as vLLM does on gfx94x.
     """
-    scales = (source.scaling, target.scaling)
-    if {source.element, target.element} != _TWINS or scales[0].source is not scales[1].source:
+    pair = {source.element, target.element}
+    if Element.NVFP4 in pair or (len(pair) > 1 and pair != _TWINS):
         return False
-    if (scales[0].granularity, scales[0].group) != (scales[1].granularity, scales[1].group):
-        return False
-    if scales[0].source is ScaleSource.INLINE:
-        return True
-    return scales[0].source is ScaleSource.CHECKPOINT and _same_scales(source, target) is not False
+    if target.scaling.source in (ScaleSource.INLINE, ScaleSource.DYNAMIC):
+        return _covers(source, target)
+    return _shares(source, target) and _shared(source) == _shared(target)
+
+
+def _covers(source: Format, target: Format) -> bool:
+    """Whether each scale of the target lies within one of the source's, so that it can take its value."""
+    if source.scaling.source in (ScaleSource.NONE, ScaleSource.UNIT):
+        return source.scaling.source is ScaleSource.UNIT
+    have, want = (_FINER.index(each.scaling.granularity) for each in (source, target))
+    return have < want or _shared(source) == _shared(target)
+
+
+def _shared(stored: Format) -> tuple[ScaleGranularity, int]:
+    return stored.scaling.granularity, stored.scaling.group
 
 
 def _same_scales(source: Format, target: Format) -> bool | None:
@@ -185,7 +196,8 @@ def _obstacle(source: Format, target: Format) -> str:
 
 def _loss(source: Format, target: Format) -> tuple[Loss, str]:
     if keeps_bytes(source, target):
-        return _twin_loss(target.element)
+        is_twin = source.element is not target.element
+        return _twin_loss(target.element) if is_twin else (Loss.EXACT, "the same bytes")
     scaled = target.scaling.source
     if scaled in (ScaleSource.INLINE, ScaleSource.DYNAMIC):
         return Loss.BOUNDED, _quantised_bound(target.element)
@@ -224,7 +236,11 @@ def _quantised_bound(target: Element) -> str:
     if target in LEVELS:
         return f"absolute amax/{2 * LEVELS[target]} of what shares a scale"
     grid = GRIDS.get(target)
-    return f"relative 2^-{grid.mantissa + 1}, absolute scale × {grid.smallest / 2:g}" if grid else "as nvfp4 rounds"
+    return (
+        f"relative 2^-{grid.mantissa + 1}, absolute scale × {grid.smallest / 2:g}"
+        if grid
+        else "relative 1/4, absolute scale / 4"
+    )
 
 
 def _largest(element: Element) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from diptych.boundary.descriptor import Holding, KVState, Layout, Shard, Storage
 from diptych.boundary.element import Element, ScaleGranularity, ScaleSource, Scaling
-from diptych.boundary.format import NO_SCALES, Format
+from diptych.boundary.format import NO_SCALES, NVFP4_GROUP, Format
 from diptych.boundary.identity import Identity
 from diptych.boundary.layers import LayerKind, Layers
 from diptych.catalog.dtype import Dtype
@@ -71,7 +71,9 @@ def usual_scaling(element: Element) -> Scaling:
     if element is Element.INT8:
         return Scaling(ScaleSource.INLINE, ScaleGranularity.TOKEN)
     if element in (Element.INT4, Element.NVFP4):
-        return Scaling(ScaleSource.INLINE, ScaleGranularity.GROUP, group=16 if element is Element.NVFP4 else 64)
+        return Scaling(
+            ScaleSource.INLINE, ScaleGranularity.GROUP, group=NVFP4_GROUP if element is Element.NVFP4 else 64
+        )
     return Scaling(ScaleSource.UNIT)
 
 

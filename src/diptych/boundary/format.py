@@ -9,6 +9,7 @@ from diptych.boundary.element import Element, ScaleGranularity, ScaleSource, Sca
 from diptych.boundary.layers import Layers
 from diptych.errors import Finding, InvalidInput, did_you_mean
 
+NVFP4_GROUP = 16
 NO_SCALES = Scaling()
 
 ELEMENT_NAMES = {
@@ -98,5 +99,7 @@ def _scaling_findings(element: Element, scaling: Scaling) -> Iterator[Finding]:
         yield Finding(
             "scaling.group", f"is {scaling.group} with {scaling.granularity} scales", "a size for groups only"
         )
+    if element is Element.NVFP4 and has_scales and scaling.group != NVFP4_GROUP:
+        yield Finding("scaling.group", f"is {scaling.group}", f"{NVFP4_GROUP}, as nvfp4 is defined")
     if scaling.digest and scaling.source is not ScaleSource.CHECKPOINT:
         yield Finding("scaling.digest", f"is given for {scaling.source} scales", "a digest of a checkpoint's only")

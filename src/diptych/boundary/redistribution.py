@@ -64,7 +64,7 @@ def _obstacles(produced: KVState, consumed: KVState, formats: Formats) -> Iterat
         yield _blocked("layers.state_format", mine, theirs, "no step casts the state of linear-attention layers")
     if produced.shard.tp != consumed.shard.tp:
         yield from _unsplittable(produced, consumed)
-    if _moved(produced, consumed) and Element.NVFP4 is produced.format.element is consumed.format.element:
+    if _moved(produced, consumed) and any(each.element is Element.NVFP4 for each in formats):
         yield _blocked(
             "storage", *pair(_place, produced, consumed), "nvfp4 keeps its scales in the order of its kernel's blocks"
         )

@@ -5,7 +5,7 @@ fields, each with a default that says what its absence meant, so that an older d
 may have fields this reader does not know: they are ignored with a note, unless the document lists them under `critical`
 ("format.zero_point"). Whoever adds a field without which the bytes are misread lists it there, and a reader that does not know
 it refuses. A field that is unknown in a document of our own minor or an older one is a mistake, and so is an unknown value at
-any version.
+any version. What was read is a state of this reader's schema.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def from_builtins(document: Any) -> Decoded:
     if not isinstance(document, Mapping):
         raise InvalidInput(Finding("", f"is a {type(document).__name__}", "a mapping of fields"))
     reader = _Reader(_minor(document.get("schema", SCHEMA)), _critical(document.get("critical", ())))
-    body = {name: value for name, value in document.items() if name != "critical"}
+    body = {name: value for name, value in document.items() if name != "critical"} | {"schema": SCHEMA}
     state = reader.build(KVState, body, "", "")
     if reader.findings or state is None:
         raise InvalidInput(reader.findings)
