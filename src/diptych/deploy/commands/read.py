@@ -34,7 +34,7 @@ def read_command(
     """One launch command as a role. `role` is what the caller knows it for, otherwise its flags say.
 
     `base` is the directory of files that it may name (`--config serve.yaml`); None reads no file. What the engine would refuse
-    (an unknown flag), and what is left open, is added to `notes`. Raises InvalidInput where not exactly one known engine is started.
+    (an unknown flag), and what is left open, is added to `notes`. Raises InvalidInput unless one known engine is started.
     """
     where = where or str(role or "command")
     collected = Notes() if notes is None else notes
@@ -66,7 +66,7 @@ def read_pair(prefill: Sequence[str], decode: Sequence[str], base: Path | None =
 
 
 def read_script(text: str, where: str = "script", base: Path | None = None) -> Deployment:
-    """A shell script's engines and their router. Raises InvalidInput where it starts neither an engine nor a router that is known."""
+    """A shell script's engines and their router. Raises InvalidInput where it starts neither."""
     notes = Notes()
     found = _launches(text, where, lines=True)
     roles = [role_config(each, Reading(None, base), notes) for each in found if each.program in ENGINES]
