@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from diptych.boundary.contract import Contract, Verdict, contract
+from diptych.boundary.descriptor import KVState
+from diptych.boundary.element import ScaleSource
 from diptych.engines.deployment import Deployment
 from diptych.engines.resolve import Joint, kv_state
 from diptych.engines.resolve_gpu import labelled_accelerator
@@ -152,20 +154,31 @@ def _contract(joint: Joint) -> Contract | None:
     """The contract of what each side stores; an identity is compared only as far as the catalog names it."""
     produced = kv_state(joint.prefill, joint.model, joint.prefill_gpu)
     consumed = kv_state(joint.decode, joint.decode_model or joint.model, joint.decode_gpu)
-    return contract(produced, consumed) if produced and consumed else None
+    if produced is None or consumed is None:
+        return None
+    return contract(_with_digest(produced, joint.prefill), _with_digest(consumed, joint.decode))
+
+
+def _with_digest(state: KVState, role: RoleConfig) -> KVState:
+    """A checkpoint's scales by its repository and revision, which stand for their values; a folder says nothing of them."""
+    scaling = state.format.scaling
+    if scaling.source is not ScaleSource.CHECKPOINT or role.model.startswith(("/", ".", "~")):
+        return state
+    named = replace(scaling, digest=f"{role.model}@{role.revision}")
+    return replace(state, format=replace(state.format, scaling=named))
 
 
 def _unexplained(joint: Joint, agreed: Contract | None, found: tuple[Broken, ...]) -> Iterator[Broken]:
     """What means another thing on the other side though no rule of the engine stops it or tells of it."""
-    told = (Severity.SILENT, Severity.REQUEST, Severity.STARTUP)
-    if agreed is None or any(each.severity in told and not each.clash.is_spurious for each in found):
+    if agreed is None or (agreed.is_usable and agreed.verdict not in (Verdict.CONVERT, Verdict.BOTH)):
         return
-    if agreed.is_usable and agreed.verdict not in (Verdict.CONVERT, Verdict.BOTH):
-        return
-    why = "; ".join(str(each) for each in agreed.reasons) or "; ".join(
-        str(step) for step in agreed.plan if step.op.converts
-    )
     places = tuple(role.place("kv_cache_dtype") for role in (joint.prefill, joint.decode))
+    told = (Severity.SILENT, Severity.REQUEST, Severity.STARTUP)
+    if any(
+        each.severity in told or set(places) & set(each.clash.places) for each in found if not each.clash.is_spurious
+    ):
+        return
+    why = "; ".join(map(str, agreed.reasons or [step for step in agreed.plan if step.op.converts]))
     change = "store one format on both roles: the engine does not convert"
     clash = Clash(joint.prefill_stored.says, joint.decode_stored.says, change, places, why)
     yield Broken(MEANING, clash, MEANING.severity)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from diptych.boundary.describe import layers_of
+from diptych.boundary.describe import layers_of, usual_scaling
 from diptych.boundary.descriptor import KVState, Layout, Shard, Storage
-from diptych.boundary.format import NO_SCALES, Format
+from diptych.boundary.format import Format
 from diptych.boundary.identity import Identity
 from diptych.engines import resolve_sglang, resolve_trtllm, resolve_vllm
 from diptych.engines.deployment import Deployment
 from diptych.engines.engine import Engine
 from diptych.engines.resolve_stored import FROM_CHECKPOINT, UNIT, Stored
 from diptych.engines.role import RoleConfig
+from diptych.errors import InvalidInput
 
 if TYPE_CHECKING:
     from diptych.catalog.accelerator import Accelerator
@@ -56,28 +57,40 @@ def stored(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> St
 
 
 def kv_state(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> KVState | None:
-    """The Runtime KV State of a role's worker; None while its model, element format, scales or block are not known."""
+    """The Runtime KV State of a role's worker.
+
+    None while its model, element format, scales or block are not known, and where no worker can be so: ranks that cannot share
+    the heads.
+    """
     found = stored(role, model, gpu)
     if model is None or found.element is None or found.scaling is None or found.moved_tokens is None:
         return None
-    return KVState(
-        Identity(model.name, role.revision or None, tokenizer=role.tokenizer or None),
-        layers_of(model),
-        Format(found.element, found.scaling),
-        Storage(found.moved_tokens, found.layout),
-        Shard(role.tp, role.pp, role.dp, role.dcp),
-    )
+    try:
+        return KVState(
+            Identity(model.name, role.revision or None, tokenizer=role.tokenizer or None),
+            layers_of(model),
+            Format(found.element, found.scaling),
+            Storage(found.moved_tokens, found.layout),
+            Shard(_head_ranks(role), role.pp, role.dp, role.dcp),
+        )
+    except InvalidInput:
+        return None
+
+
+def _head_ranks(role: RoleConfig) -> int:
+    """Ranks that heads are split over: SGLang's data-parallel attention shares them out."""
+    return resolve_sglang.attention_tp(role) if role.engine is Engine.SGLANG else role.tp
 
 
 def _sglang(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> Stored:
     element = resolve_sglang.stored_element(role, model, gpu)
     page = resolve_sglang.page_size(role, model, gpu)
-    scaling = None if element is None else NO_SCALES if element.is_float else UNIT
+    scaling = usual_scaling(element) if element else None
     unknown = () if model else (f"model {role.model!r} is not in the catalog: bfloat16 is assumed",)
     return Stored(
         resolve_sglang.compared_dtype(role, model, gpu),
         element,
-        FROM_CHECKPOINT if scaling is UNIT and resolve_vllm.brings_kv_scales(role.model) else scaling,
+        FROM_CHECKPOINT if scaling == UNIT and _has_kv_scales(role) else scaling,
         resolve_sglang.model_element(role, model, gpu),
         page,
         page,
@@ -87,7 +100,13 @@ def _sglang(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> S
     )
 
 
+def _has_kv_scales(role: RoleConfig) -> bool:
+    named = str(role.options.get(resolve_sglang.KV_QUANT, "")).upper()
+    return named == "FP8" or resolve_vllm.brings_kv_scales(role.model)
+
+
 def _trtllm(role: RoleConfig) -> Stored:
     element, block = resolve_trtllm.stored_element(role), resolve_trtllm.tokens_per_block(role)
+    scaling = usual_scaling(element) if element else None
     unknown = () if element else ("the KV format follows the checkpoint, which was not read",)
-    return Stored(resolve_trtllm.kv_word(role), element, None, None, block, block, unknown=unknown)
+    return Stored(resolve_trtllm.kv_word(role), element, scaling, None, block, block, unknown=unknown)

@@ -93,7 +93,7 @@ class RoleConfig:
 
     def place(self, setting: str) -> str:
         """Where a setting was written, for a finding: 'prefill --block-size', 'manifest.yaml:41', or where it should be."""
-        return self.places.get(setting) or f"{self.name or self.role} (not set)"
+        return self.places.get(setting) or f"{self.name or self.role} {setting} (not set)"
 
     def env_text(self, name: str, default: str = "") -> str:
         """An environment variable's text; empty when it comes from the cluster."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from diptych.boundary.descriptor import Layout
+from diptych.boundary.element import Element
+from diptych.engines.engine import Engine
 from diptych.engines.resolve import Joint
+from diptych.engines.resolve_gpu import platform
 from diptych.engines.rule import Broken, Remark
 from diptych.engines.rules.vllm_pair import are_apart, both, is_hashed, is_nixl
 
@@ -44,4 +47,21 @@ def permuted(joint: Joint, found: tuple[Broken, ...]) -> Iterator[Remark]:
         yield Remark(layouts[0], layouts[1], "decode permutes what it receives (enable_permute_local_kv)", "", places)
 
 
-REMARKS = (unpinned_backend, unset_side_channel, permuted)
+def drifting_kernels(joint: Joint, found: tuple[Broken, ...]) -> Iterator[Remark]:
+    """One FP8 format on both sides that FlashAttention 3 itself does not read alike (vllm#54035)."""
+    for role, stored, gpu in (
+        (joint.prefill, joint.prefill_stored, joint.prefill_gpu),
+        (joint.decode, joint.decode_stored, joint.decode_gpu),
+    ):
+        found_platform = platform(gpu)
+        if role.engine is not Engine.VLLM or found_platform is None or found_platform.capability[0] != 9:
+            continue
+        if stored.element is Element.E4M3FN and stored.backends == ("FLASH_ATTN",):
+            sentence = (
+                "FP8 KV on Hopper: prefill and decode kernels differ slightly from position 96 on, colocated or not"
+            )
+            yield Remark(joint.prefill_stored.says, joint.decode_stored.says, sentence)
+            return
+
+
+REMARKS = (unpinned_backend, unset_side_channel, permuted, drifting_kernels)
