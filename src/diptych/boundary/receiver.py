@@ -6,9 +6,9 @@ while (buffers := receiver.buffers()):
     for event in receiver.received(count) if count else receiver.close():
         ...
 ```
-It holds a header's bytes and one message's, for good; whatever a sender claims, nothing more is ever allocated for it. A frame's
-place and length are checked against the table before its first byte of payload is read. Frames of KV may come in any order
-and any number of times; messages come to the caller at most once each.
+It holds a header's bytes and one message's, whatever a sender claims: 128 KiB, or `MAX_MESSAGE` from the first long message on.
+A frame's place and length are checked against the table before its first byte of payload is read. Frames of KV may come in any
+order and any number of times; messages come to the caller at most once each.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Receiver:
         self.table = table
         self.closed = False
         self._head = memoryview(bytearray(HEADER_BYTES))
-        self._scratch = memoryview(bytearray(MAX_MESSAGE))
+        self._scratch = memoryview(bytearray(_SLICE))
         self._open: deque[memoryview] = deque()  # what the phase still waits for, in order
         self._left = 0  # bytes to pass over beyond that
         self._seen = _Seen()
@@ -182,7 +182,7 @@ class Receiver:
         return events
 
     def close(self) -> list[Event]:
-        """The connection has ended. The blocks of a frame under way are missing again."""
+        """The connection has ended, and no read is under way any more. The blocks of a frame under way are missing again."""
         events: list[Event] = []
         if not self.closed and (self._phase is not _Phase.HEADER or len(self._open[0]) < HEADER_BYTES):
             events.append(Refused(Refusal.CUT, self._header))
@@ -235,10 +235,12 @@ class Receiver:
             self._expect_blocks(events, self._header)
 
     def _expect_message(self, events: list[Event], header: Header) -> None:
-        if self._seen.is_new(header.sequence):
-            self._expect(_Phase.MESSAGE, [self._scratch[: header.length]])
-        else:
+        if not self._seen.is_new(header.sequence):
             self._refuse(events, Refusal.REPLAYED, left=header.length)
+            return
+        if header.length > len(self._scratch):
+            self._scratch = memoryview(bytearray(MAX_MESSAGE))
+        self._expect(_Phase.MESSAGE, [self._scratch[: header.length]])
 
     def _expect_blocks(self, events: list[Event], header: Header) -> None:
         self._seen.advance(header.sequence)
