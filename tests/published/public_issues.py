@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from diptych.deploy.commands.read import read_pair, read_script
+from diptych.deploy.commands.read import read_pair
+from diptych.deploy.read import read_deployment
 from diptych.engines.deployment import Deployment, Expected, Router
 from diptych.engines.engine import Launcher, version
 from diptych.engines.role import RoleConfig
@@ -34,8 +35,8 @@ def cases() -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def deployment(case: Mapping[str, Any]) -> Deployment:
-    """A case's commands read, with what commands do not say: accelerators, hosts, releases, the router, the workload."""
-    read = read_script(case["script"]) if "script" in case else read_pair([case["prefill"]], [case["decode"]])
+    """A case's commands or manifest read, with what they do not say: accelerators, hosts, releases, the router, the workload."""
+    read = read_pair([case["prefill"]], [case["decode"]]) if "prefill" in case else read_deployment(case["file"])
     assert not read.findings, read.findings
     launcher = Launcher(case["launcher"]) if "launcher" in case else read.launcher
     roles = tuple(_role(role, side, case, launcher) for side, role in enumerate(read.roles))
@@ -44,7 +45,7 @@ def deployment(case: Mapping[str, Any]) -> Deployment:
 
 
 def _role(role: RoleConfig, side: int, case: Mapping[str, Any], launcher: Launcher) -> RoleConfig:
-    said: dict[str, Any] = {"launcher": launcher, **case.get("settings", {})}
+    said: dict[str, Any] = {"launcher": launcher}
     for name, field in (("gpus", "gpu"), ("nodes", "node")):
         if name in case:
             said[field] = case[name][side]

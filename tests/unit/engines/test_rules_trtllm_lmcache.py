@@ -18,6 +18,11 @@ TRT, VLLM = Engine.TRTLLM, Engine.VLLM
 PD = {"LMCACHE_ENABLE_PD": "True", "LMCACHE_PD_BUFFER_SIZE": str(2**30), "LMCACHE_PD_ALLOCATION_TIMEOUT_SEC": "10"}
 
 
+def aware(block):
+    """Workers behind a router that hashes prompts, in blocks of 32 tokens where it is not told."""
+    return {"block_size": block, "options": {"router": {"type": "kv_cache_aware"}}}
+
+
 def cached(env=PD, extra=None, **settings):
     return {"connector": Connector("LMCacheConnectorV1", extra=extra or {}), "env": env, **settings}
 
@@ -28,8 +33,8 @@ EXAMPLES = {
         pair(TRT, {"options": {"kv_cache_config": {"dtype": "fp8"}}}, {"kv_cache_dtype": "fp8"}),
     ),
     "TR2": (
-        pair(TRT, {"block_size": 32}, {"block_size": 32}, router=Router("trtllm-serve", {"tokens_per_block": 64})),
-        pair(TRT, {"block_size": 64}, {"block_size": 64}, router=Router("trtllm-serve", {"tokens_per_block": 64})),
+        pair(TRT, aware(16), aware(16)),
+        pair(TRT, aware(64), aware(64)),
     ),
     "LM1": (
         pair(VLLM, cached(), cached(), prompt_max=32768),
@@ -88,10 +93,19 @@ def test_blocks_and_models_are_part_of_the_cache_state():
 
 
 def test_a_router_may_hash_parts_of_a_block_from_one_release_on():
-    parts = Router("trtllm-serve", {"tokens_per_block": 32})
-    early = {"block_size": 64, "version": Version((1, 2, 0))}
-    assert clashes(TRTLLM, "TR2", pair(TRT, {"block_size": 64}, {"block_size": 64}, router=parts)) == []
-    assert len(clashes(TRTLLM, "TR2", pair(TRT, early, early, router=parts))) == 2
+    early = {**aware(64), "version": Version((1, 2, 0))}
+    assert len(clashes(TRTLLM, "TR2", pair(TRT, early, early))) == 2
+    assert clashes(TRTLLM, "TR2", pair(TRT, aware(64), early)) != []
+
+
+def test_the_routers_block_is_its_own_the_variables_or_dynamos_flag():
+    told = {**aware(16), "options": {"router": {"type": "kv_cache_aware", "tokens_per_block": 16}}}
+    by_variable = {**aware(16), "env": {"TRTLLM_KVCACHE_AWARE_ROUTER_HASH_TOKENS_PER_BLOCK": "16"}}
+    assert clashes(TRTLLM, "TR2", pair(TRT, told, by_variable)) == []
+    flag = Router("dynamo.frontend", {"kv-cache-block-size": 64})
+    assert len(clashes(TRTLLM, "TR2", pair(TRT, router=flag))) == 2
+    other = {"block_size": 16, "options": {"router": {"type": "round_robin"}}}
+    assert clashes(TRTLLM, "TR2", pair(TRT, other, other)) == []
 
 
 def test_settings_are_read_from_the_connector_too():

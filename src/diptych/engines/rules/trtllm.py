@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from diptych.engines.deployment import Deployment
 from diptych.engines.engine import Engine, Version
 from diptych.engines.resolve import Joint
-from diptych.engines.resolve_trtllm import stored_element, tokens_per_block
+from diptych.engines.resolve_trtllm import TOKENS_PER_BLOCK, stored_element, tokens_per_block
 from diptych.engines.role import RoleConfig, whole
 from diptych.engines.rule import Clash, Rule, Severity
 from diptych.engines.rules.names import different_models
 
+_HASHED = "TRTLLM_KVCACHE_AWARE_ROUTER_HASH_TOKENS_PER_BLOCK"
 _PARTS = Version((1, 3, 0))
 _FORMATTER = "TensorRT-LLM cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp (CacheFormatter::inquireSupport)"
 _REFUSED = "Disagg server does not currently support these cacheState"
@@ -44,20 +46,27 @@ def _same_cache_state(joint: Joint) -> Iterator[Clash]:
 
 
 def _router_blocks(joint: Joint) -> Iterator[Clash]:
-    router = joint.deployment.router
-    if router is None:
-        return
-    for setting in ("tokens_per_block", "kv-cache-block-size"):
-        hashed = whole(router.settings.get(setting), 0)
-        for role in (joint.prefill, joint.decode):
-            if hashed and not _finds(role, hashed):
+    for role in (joint.prefill, joint.decode):
+        for hashed, place in _hashed(role, joint.deployment):
+            if not _finds(role, hashed):
                 blocks = f"blocks of {tokens_per_block(role)} tokens"
                 yield Clash(
                     blocks if role is joint.prefill else "",
                     blocks if role is joint.decode else "",
                     f"hash blocks of {tokens_per_block(role)} tokens in the router, which hashes {hashed}",
-                    (role.place("block_size"), router.places.get(setting, f"router {setting}")),
+                    (role.place("block_size"), place),
                 )
+
+
+def _hashed(role: RoleConfig, deployment: Deployment) -> Iterator[tuple[int, str]]:
+    """Tokens of the blocks that a router hashes for this role's workers, and where that was set."""
+    own = role.options.get("router")
+    if isinstance(own, Mapping) and own.get("type") == "kv_cache_aware":
+        told = own.get("tokens_per_block", role.env_text(_HASHED))
+        yield whole(told, TOKENS_PER_BLOCK), role.place("router")
+    router = deployment.router
+    if router is not None and (told := whole(router.settings.get("kv-cache-block-size"), 0)):
+        yield told, router.places.get("kv-cache-block-size", "router --kv-cache-block-size")
 
 
 def _finds(role: RoleConfig, hashed: int) -> bool:
