@@ -93,7 +93,7 @@ def _deployments(files: list[str], prefill: list[str], decode: list[str], live: 
 
 
 def _together(read: list[Deployment]) -> list[Deployment]:
-    """Files that hold a pair stand alone; those with one role each, such as scripts, are one deployment. A router joins either."""
+    """Files that hold a pair stand alone, those of one role each, such as scripts, are one deployment; a router joins either."""
     whole = [each for each in read if any(True for _ in each.pairs())]
     parts = [each for each in read if each not in whole]
     router = next((each.router for each in parts if each.router), None)
