@@ -94,8 +94,9 @@ def _issues_head(issues: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "gives the commands of each static one to `check`, which must find the rules named here and no others."
     yield ""
     yield (
-        f"Of {len(issues)} threads on disaggregated serving, settings alone betray {counts['static']}: all are found before"
-        f" anything is started. {counts['planner']} ask what to deploy, and {counts['runtime']} show only in a running system."
+        f"Of {len(issues)} threads on disaggregated serving, settings betray {counts['static']}, a few with what is expected of"
+        f" the workload: all are found before anything is started. {counts['planner']} ask what to deploy, and"
+        f" {counts['runtime']} show only in a running system."
     )
 
 
