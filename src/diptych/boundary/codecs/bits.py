@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.boundary.element import Element
+
 Array = NDArray[Any]
 
 UNSIGNED: dict[int, np.dtype[Any]] = {
@@ -16,6 +18,8 @@ UNSIGNED: dict[int, np.dtype[Any]] = {
     8: np.dtype(np.uint64),
 }
 """The integer type of so many bytes."""
+INF = {Element.FP32: 0x7F800000, Element.BF16: 0x7F80, Element.FP16: 0x7C00, Element.E5M2: 0x7C}
+"""The code of inf in the formats that have it; behind it come those of NaN."""
 _BUT_FOR_SIGN = {1: 0x7F, 2: 0x7FFF, 4: 0x7FFFFFFF}
 
 

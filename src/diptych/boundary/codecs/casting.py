@@ -1,8 +1,8 @@
 """Element formats into each other without scales, round to nearest even, a slice of the cache at a time.
 
 A finite value never becomes inf or NaN: beyond the largest finite value of the target it becomes that. Inf stays inf where the
-target has it (fp32, bf16, fp16, e5m2) and becomes the largest finite value where it has not (e4m3), as the GPUs' saturating
-conversions do; NaN stays NaN. fp32 to bf16 is the one exception: of one range, the half step below 2^128 becomes inf.
+target has it (fp32, bf16, fp16, e5m2) and becomes the largest finite value where it has not (e4m3), as in the GPUs' saturating
+conversions; NaN stays NaN.
 
 Exact by construction: what ml_dtypes and numpy say of every code of a 16-bit format, or of every pair of 8-bit codes, is a
 table. fp32 goes through bf16 rounded to odd, which keeps enough of it that rounding again is rounding once. Where numkong is
@@ -17,18 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.boundary.codecs import vector
-from diptych.boundary.codecs.bits import UNSIGNED, Array, bits
+from diptych.boundary.codecs.bits import INF, UNSIGNED, Array, bits, largest
 from diptych.boundary.codecs.stored import DTYPES
 from diptych.boundary.conversion import GRIDS
 from diptych.boundary.element import Element
 
 CHUNK = 65536
 """Elements at a time: temporaries of up to four bytes each stay in a core's second-level cache."""
-LARGEST = {
-    element: GRIDS[element].largest for element in (Element.FP16, Element.E4M3FN, Element.E4M3FNUZ, Element.E5M2)
-}
-"""The largest finite values; bf16 and fp32 hold whatever comes."""
-_HAS_INF = (Element.FP32, Element.BF16, Element.FP16, Element.E5M2)
 
 
 def cast(source: Array, origin: Element, target: Array, wanted: Element) -> None:
@@ -44,11 +39,11 @@ def cast(source: Array, origin: Element, target: Array, wanted: Element) -> None
 
 def cast_slice(source: Array, origin: Element, target: Array, wanted: Element) -> None:
     """The same for a slice that fits the cache, by numpy and ml_dtypes alone."""
-    if origin is wanted or {origin, wanted} == {Element.FP32, Element.BF16}:
+    if origin is wanted or (origin, wanted) == (Element.BF16, Element.FP32):
         np.copyto(target, source, casting="unsafe")
-    elif origin is Element.FP32 and wanted is Element.FP16:
+    elif origin is Element.FP32 and wanted.bits == 16:
         np.copyto(target, source, casting="unsafe")
-        if np.isinf(target).any():
+        if largest(target) >= INF[wanted]:
             target[:] = rounded(source, wanted)
     elif origin is Element.FP32:
         np.take(_table(Element.BF16, wanted), rounded_to_odd(source), out=bits(target), mode="clip")
@@ -77,12 +72,12 @@ def _same(found: vector.Caster, values: Array, origin: Element, wanted: Element)
 def rounded(values: Array, wanted: Element) -> Array:
     """Values in another format by the library, one by one, with the overflow of this module."""
     wide = values.astype(np.float32)
-    if wanted not in LARGEST:
-        return wide.astype(DTYPES[wanted])
-    limit = LARGEST[wanted]
+    limit = np.float32(GRIDS[wanted].largest)
     narrow = np.clip(wide, -limit, limit).astype(DTYPES[wanted])
-    kept: Array = np.where(np.isinf(wide), wide.astype(DTYPES[wanted]), narrow) if wanted in _HAS_INF else narrow
-    return kept
+    if wanted in INF:
+        infinite = np.isinf(wide)
+        narrow[infinite] = wide[infinite].astype(DTYPES[wanted])
+    return narrow
 
 
 def rounded_to_odd(values: Array) -> NDArray[np.uint16]:

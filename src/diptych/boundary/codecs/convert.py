@@ -32,7 +32,7 @@ class Method(StrEnum):
 INTEGERS = (Element.INT8, Element.INT4)
 _UNSCALED = (ScaleSource.NONE, ScaleSource.UNIT)
 _FREE = (ScaleSource.INLINE, ScaleSource.DYNAMIC)
-_FINER = (ScaleGranularity.TENSOR, ScaleGranularity.HEAD, ScaleGranularity.TOKEN, ScaleGranularity.GROUP)
+_FINER = (ScaleGranularity.TENSOR, ScaleGranularity.HEAD, ScaleGranularity.TOKEN)
 
 
 def method(origin: Format, wanted: Format) -> Method:
@@ -89,13 +89,18 @@ def _factor(origin: Format, wanted: Format) -> float:
 
 
 def _inherits(origin: Format, wanted: Format) -> bool:
-    """Whether the target's scales may be the origin's, each written for every one that it covers."""
-    if wanted.scaling.source not in _FREE:
+    """Whether the target's scales may be the origin's, each written for every one that it covers.
+
+    Not those of a tensor, head or token as those of groups: a group's has fewer bits.
+    """
+    have, want = origin.scaling, wanted.scaling
+    if want.source not in _FREE:
         return False
-    if origin.scaling.source is ScaleSource.UNIT:
+    if have.source is ScaleSource.UNIT or (have.granularity, have.group) == (want.granularity, want.group):
         return True
-    have, want = (_FINER.index(form.scaling.granularity) for form in (origin, wanted))
-    return have < want or (have == want and origin.scaling.group == wanted.scaling.group)
+    if not {have.granularity, want.granularity} <= set(_FINER):
+        return False
+    return _FINER.index(have.granularity) < _FINER.index(want.granularity)
 
 
 def _room(kv: StoredKV, wanted: Format, out: StoredKV | None) -> StoredKV:

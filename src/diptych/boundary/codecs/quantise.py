@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.boundary.codecs.bits import Array, magnitudes
-from diptych.boundary.codecs.casting import LARGEST, cast, rounded_to_odd
+from diptych.boundary.codecs.casting import cast, rounded_to_odd
 from diptych.boundary.codecs.refusals import NotRepresentable
 from diptych.boundary.codecs.stored import Bytes, Floats, KvShape, StoredKV, scale_dims
 from diptych.boundary.conversion import GRIDS, LEVELS
@@ -87,6 +87,7 @@ def peaks(kv: StoredKV, form: Format) -> Floats:
     Magnitudes of floats are ordered as their bits are, and NaN and inf come last.
     """
     dims = scale_dims(kv.shape, form)
+    by_token = form.scaling.granularity in (ScaleGranularity.TOKEN, ScaleGranularity.GROUP)
     found = np.zeros(dims, np.float32)
     room = np.empty(0, np.float32)
     scales = None if kv.form.element.is_float else scale_values(kv)
@@ -97,8 +98,8 @@ def peaks(kv: StoredKV, form: Format) -> Floats:
             room = _room(room, kv.array[slab].size if kv.form.element.bits == 8 else 2 * kv.array[slab].size)
             values = read(kv, slab, scales, room)
         layer, part, tokens = slab
-        here = found[layer, part, tokens if dims[2] > 1 else slice(None)]
-        np.maximum(here, _reduced(values, dims[3], dims[4], dims[2] > 1), out=here)
+        here = found[layer, part, tokens if by_token else slice(None)]
+        np.maximum(here, _reduced(values, dims[3], dims[4], by_token), out=here)
     if not np.isfinite(found).all():
         raise _not_finite(kv, form)
     return found
@@ -219,7 +220,7 @@ def write_nvfp4_scales(kv: StoredKV, target: StoredKV) -> None:
     """
     peak = peaks(kv, target.form)
     top = peak.max(axis=(2, 3, 4), keepdims=True)
-    most = np.float32(LARGEST[Element.E4M3FN])
+    most = np.float32(GRIDS[Element.E4M3FN].largest)
     floor = np.float32(SMALLEST * 2.0**9)  # the smallest e4m3fn times it is still a normal number
     shared = np.where(top > 0, np.maximum(top / np.float32(TOP[Element.NVFP4]) / most, floor), np.float32(1))
     wanted = np.minimum(peak / np.float32(TOP[Element.NVFP4]) / shared, most)

@@ -28,7 +28,6 @@ DTYPES: dict[Element, np.dtype[Any]] = {
     Element.INT8: np.dtype(np.int8),
 }
 """The array type of an element; INT4 and NVFP4 are two to a byte, the even index in the low half."""
-NVFP4_GROUP = 16
 _NO_BYTES: Bytes = np.empty(0, np.uint8)
 
 
@@ -76,11 +75,6 @@ def code_bytes(shape: KvShape, form: Format) -> int:
         )
     if form.scaling.group and shape.dim % form.scaling.group:
         findings.append(Finding("scaling.group", f"{form.scaling.group} does not divide dim {shape.dim}"))
-    if form.element is Element.NVFP4 and (form.scaling.granularity, form.scaling.group) != (
-        ScaleGranularity.GROUP,
-        NVFP4_GROUP,
-    ):
-        findings.append(Finding("scaling", f"is {form.scaling.granularity}", f"groups of {NVFP4_GROUP} for nvfp4"))
     if findings:
         raise InvalidInput(findings)
     return shape.elements * form.element.bits // 8

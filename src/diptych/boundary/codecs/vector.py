@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.boundary.codecs.bits import UNSIGNED, Array, largest
+from diptych.boundary.codecs.bits import INF, UNSIGNED, Array, largest
 from diptych.boundary.codecs.stored import DTYPES
 from diptych.boundary.element import Element
 
@@ -33,7 +33,6 @@ _NAMES = {
     Element.E4M3FN: "e4m3",
     Element.E5M2: "e5m2",
 }
-_INF = {Element.FP32: 0x7F800000, Element.BF16: 0x7F80, Element.FP16: 0x7C00, Element.E5M2: 0x7C}
 
 
 def is_installed() -> bool:
@@ -77,20 +76,20 @@ def _always(source: Array, target: Array, origin: Element, wanted: Element) -> b
 
 
 def _no_nan(source: Array, target: Array, origin: Element, wanted: Element) -> bool:
-    return largest(source) <= _INF[origin]
+    return largest(source) <= INF[origin]
 
 
 def _finite_e5m2(source: Array, target: Array, origin: Element, wanted: Element) -> bool:
-    return largest(source) < _INF[Element.E5M2]
+    return largest(source) < INF[Element.E5M2]
 
 
 def _below_inf(source: Array, target: Array, origin: Element, wanted: Element) -> bool:
-    return largest(target) < _INF[wanted]
+    return largest(target) < INF[wanted]
 
 
 def _no_nan_behind(source: Array, target: Array, origin: Element, wanted: Element) -> bool:
     """e4m3fn: NaN, inf and overflow all come out as 448; only NaN should not have."""
-    return largest(target) < 0x7E or largest(source) <= _INF[origin]
+    return largest(target) < 0x7E or largest(source) <= INF[origin]
 
 
 def trials(origin: Element) -> list[Array]:
