@@ -83,11 +83,11 @@ def formats(draw: st.DrawFn) -> Format:
 storages = st.builds(
     Storage,
     st.sampled_from((1, 16, 32, 128)),
-    st.sampled_from(Layout),
+    st.sampled_from((Layout.LBHNC, Layout.LBHNC, Layout.LBHNC, *Layout)),
     st.sampled_from((0, 0, 65536)),
-    st.sampled_from(("", "", "vllm-cpu")),
+    st.sampled_from((*6 * ("",), "vllm-cpu")),
 )
-shards = st.builds(Shard, sizes, sizes, sizes, st.sampled_from((1, 1, 2)))
+shards = st.builds(Shard, sizes, sizes, sizes, st.sampled_from((*6 * (1,), 2)))
 holdings = st.builds(Holding, st.sampled_from(TierKind), st.sampled_from(("", "p0", "d1")), st.integers(0, 2**40))
 states = st.builds(KVState, identities(), models(), formats(), storages, shards, holdings)
 

@@ -114,3 +114,15 @@ def _attention(count: int, attention: Attention) -> Layers:
         window=window,
         compress=attention.compress,
     )
+
+
+def wire_format(wire: Dtype, produced: Format, consumed: Format) -> Format:
+    """The format that crosses when a design says `wire`: a side's own where it is that, else one whose scales travel."""
+    for own in (produced, consumed):
+        if own.element.dtype is wire:
+            return own
+    element = element_of(wire)
+    scaling = usual_scaling(element)
+    if scaling.source is ScaleSource.UNIT:
+        scaling = Scaling(ScaleSource.INLINE, ScaleGranularity.TENSOR)
+    return Format(element, scaling)
