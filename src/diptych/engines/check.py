@@ -15,7 +15,7 @@ from diptych.engines.resolve_gpu import labelled_accelerator
 from diptych.engines.resolve_stored import Stored, same_bytes
 from diptych.engines.role import RoleConfig
 from diptych.engines.rule import Broken, Clash, Remark, Rule, Severity
-from diptych.engines.rules import all_remarks, all_rules
+from diptych.engines.rules import all_doubts, all_remarks, all_rules
 from diptych.engines.rules.pair import MEANING
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def check(deployment: Deployment, catalog: Catalog) -> Report:
         pairs,
         tuple(sorted(broken, key=lambda each: order.index(each.severity))),
         tuple(dict.fromkeys(each for pair in pairs for each in pair.remarks)),
-        tuple(dict.fromkeys(said for pair in pairs for stored in pair.stored for said in stored.unknown)),
+        tuple(dict.fromkeys(said for pair in pairs for said in _doubts(pair.joint))),
     )
 
 
@@ -182,6 +182,14 @@ def _unexplained(joint: Joint, agreed: Contract | None, found: tuple[Broken, ...
     change = "store one format on both roles: the engine does not convert"
     clash = Clash(joint.prefill_stored.says, joint.decode_stored.says, change, places, why)
     yield Broken(MEANING, clash, MEANING.severity)
+
+
+def _doubts(joint: Joint) -> Iterator[str]:
+    """What was not known of either side, and what could not be decided of the two."""
+    yield from joint.prefill_stored.unknown
+    yield from joint.decode_stored.unknown
+    for doubt in all_doubts():
+        yield from doubt(joint)
 
 
 def _remarks(joint: Joint, found: tuple[Broken, ...]) -> Iterator[Remark]:

@@ -37,6 +37,11 @@ def all_remarks() -> tuple[Callable[[Joint, tuple[Broken, ...]], Iterable[Remark
     return (*pair.REMARKS, *vllm_remarks.REMARKS)
 
 
+def all_doubts() -> tuple[Callable[[Joint], Iterable[str]], ...]:
+    """What says of a pair which rules could not be decided, and what to say so that they can."""
+    return vllm_remarks.DOUBTS
+
+
 def rule(id: str) -> Rule:
     """The rule of this id. Raises KeyError."""
     return {each.id: each for each in all_rules()}[id]

@@ -119,7 +119,7 @@ def _one_kv_format(joint: Joint) -> Iterator[Clash]:
     yield Clash(
         ours.says,
         theirs.says,
-        f"write --kv-cache-dtype {_word(joint)} on both roles",
+        _kv_change(joint),
         both(joint, "kv_cache_dtype"),
         "the bytes are the same, only the spelling differs"
         if is_spurious
@@ -129,12 +129,18 @@ def _one_kv_format(joint: Joint) -> Iterator[Clash]:
     )
 
 
-def _word(joint: Joint) -> str:
-    """The spelling to settle on: the more explicit one where both mean the same, decode's otherwise."""
-    words = [joint.prefill_stored.word, joint.decode_stored.word]
-    if same_bytes(joint.prefill_stored, joint.decode_stored):
-        return max(words, key=lambda word: (word not in ("auto", "fp8"), word))
-    return words[1]
+def _kv_change(joint: Joint) -> str:
+    """One spelling for both: the more explicit where both mean the same, decode's where it means the same on prefill too.
+
+    What one word stores differently on either accelerator must not be spelled alike: nothing would stop it then.
+    """
+    ours, theirs = joint.prefill_stored, joint.decode_stored
+    if same_bytes(ours, theirs):
+        word = max((ours.word, theirs.word), key=lambda word: (word not in ("auto", "fp8"), word))
+        return f"write --kv-cache-dtype {word} on both roles"
+    if _are_fp8(joint):
+        return "store 16-bit KV on both roles: under one word each accelerator would store another format, unseen"
+    return f"write --kv-cache-dtype {theirs.word} on both roles, or {ours.word}"
 
 
 def _one_backend(joint: Joint) -> Iterator[Clash]:

@@ -1,4 +1,4 @@
-"""What is fine of a vLLM pair though it looks wrong, and what could not be decided from what was said."""
+"""What is fine of a vLLM pair though it looks wrong, and what cannot be decided from what was said."""
 
 from __future__ import annotations
 
@@ -9,33 +9,22 @@ from diptych.boundary.element import Element
 from diptych.engines.engine import Engine
 from diptych.engines.resolve import Joint
 from diptych.engines.resolve_gpu import platform
+from diptych.engines.resolve_stored import same_bytes
+from diptych.engines.role import RoleConfig
 from diptych.engines.rule import Broken, Remark
 from diptych.engines.rules.vllm_pair import are_apart, both, is_hashed, is_nixl
 
 
-def unpinned_backend(joint: Joint, found: tuple[Broken, ...]) -> Iterator[Remark]:
-    """Unlike accelerators whose backends agree, or may."""
+def alike_unpinned(joint: Joint, found: tuple[Broken, ...]) -> Iterator[Remark]:
+    """Unlike accelerators that choose one backend, unasked."""
     prefill, decode = joint.prefill, joint.decode
-    if not is_hashed(joint) or (prefill.attention_backend and decode.attention_backend):
+    if not is_hashed(joint) or (prefill.attention_backend and decode.attention_backend) or prefill.gpu == decode.gpu:
         return
     ours, theirs = joint.prefill_stored.backends, joint.decode_stored.backends
-    change = "set --attention-backend on both roles"
-    said = (" or ".join(ours) or "unknown", " or ".join(theirs) or "unknown")
-    if len(ours) == 1 and ours == theirs and prefill.gpu != decode.gpu:
+    if len(ours) == 1 and ours == theirs:
         sentence = "both accelerators choose one attention backend; another release may choose otherwise"
-    elif (not ours or not theirs or set(ours) & set(theirs)) and (ours != theirs or len(ours) > 1):
-        sentence = "whether both roles choose one attention backend is not known"
-    else:
-        return
-    yield Remark(*said, sentence, change, both(joint, "attention_backend"))
-
-
-def unset_side_channel(joint: Joint, found: tuple[Broken, ...]) -> Iterator[Remark]:
-    """A side channel at localhost, of roles that may be on one host or not."""
-    name = "VLLM_NIXL_SIDE_CHANNEL_HOST"
-    if is_nixl(joint) and are_apart(joint) is None and name not in joint.prefill.env:
-        sentence = f"{name} is not set: right on one host, wrong across two"
-        yield Remark("localhost (default)", "", sentence, f"set {name} on prefill", (joint.prefill.place(name),))
+        change = "set --attention-backend on both roles"
+        yield Remark(ours[0], theirs[0], sentence, change, both(joint, "attention_backend"))
 
 
 def permuted(joint: Joint, found: tuple[Broken, ...]) -> Iterator[Remark]:
@@ -49,6 +38,8 @@ def permuted(joint: Joint, found: tuple[Broken, ...]) -> Iterator[Remark]:
 
 def drifting_kernels(joint: Joint, found: tuple[Broken, ...]) -> Iterator[Remark]:
     """One FP8 format on both sides that FlashAttention 3 itself does not read alike (vllm#54035)."""
+    if same_bytes(joint.prefill_stored, joint.decode_stored) is not True:
+        return
     for role, stored, gpu in (
         (joint.prefill, joint.prefill_stored, joint.prefill_gpu),
         (joint.decode, joint.decode_stored, joint.decode_gpu),
@@ -64,4 +55,25 @@ def drifting_kernels(joint: Joint, found: tuple[Broken, ...]) -> Iterator[Remark
             return
 
 
-REMARKS = (unpinned_backend, unset_side_channel, permuted, drifting_kernels)
+def doubtful_backend(joint: Joint) -> Iterator[str]:
+    """Whether the backends agree, where each or one of them is not known for sure."""
+    ours, theirs = joint.prefill_stored.backends, joint.decode_stored.backends
+    is_sure = len(ours) == len(theirs) == 1 or (ours and theirs and not set(ours) & set(theirs))
+    if is_hashed(joint) and not is_sure and _settings(joint.prefill) != _settings(joint.decode):
+        yield "whether both roles choose one attention backend, as the handshake wants: set --attention-backend on both"
+
+
+def _settings(role: RoleConfig) -> tuple[str, str, str]:
+    """What a backend follows from; equal on both sides, it is equal too."""
+    return role.gpu, role.kv_cache_dtype, role.attention_backend
+
+
+def doubtful_address(joint: Joint) -> Iterator[str]:
+    """A side channel at localhost, of roles that may be on one host or not."""
+    name = "VLLM_NIXL_SIDE_CHANNEL_HOST"
+    if is_nixl(joint) and are_apart(joint) is None and name not in joint.prefill.env:
+        yield f"whether prefill and decode share a host: {name} is not set, which is wrong across two"
+
+
+REMARKS = (alike_unpinned, permuted, drifting_kernels)
+DOUBTS = (doubtful_backend, doubtful_address)
