@@ -121,6 +121,8 @@ def load_text(text: str, name: str) -> list[Node]:
         raise InvalidInput(Finding(name, f"not YAML: {str(error).splitlines()[0]}", _EXPECTED)) from None
     builder = _Builder(name)
     documents = [builder.build(root) for root in roots if root is not None]
+    if builder.findings and "{{" in text:
+        raise InvalidInput(Finding(builder.findings[0].where, "a template, not YAML yet", "what `helm template` makes of it"))
     if builder.findings:
         raise InvalidInput(builder.findings)
     return documents

@@ -36,14 +36,14 @@ def _roles(part: Node, spec: Node, role: Role, reading: Reading, notes: Notes) -
     template = part.get("template") or Node({}, part.where)
     containers = template.elements("containers") or [Node({}, template.where)]
     main = next((each for each in containers if each.text("name") == "main"), containers[0])
-    config = role_config(_launch(main), replace(reading, role=role), notes)
-    config = _with_parallelism(_with_model(config, spec), part)
+    config = role_config(_launch(main, spec), replace(reading, role=role), notes)
+    config = _with_parallelism(_with_name(config, spec), part)
     nodes = 1 if part.get("worker") is None else max(1, config.pp)
     config = placed_on(config, hardware(template, [main]), nodes)
     yield replicated(config, part.get("replicas"), str(role), Launcher.KSERVE)
 
 
-def _launch(container: Node) -> Launch:
+def _launch(container: Node, spec: Node) -> Launch:
     """What KServe's own template starts, with the container's flags: its command where it has one, else vllm serve."""
     env = variables(container.elements("env"))
     added = _additional(env)
@@ -57,7 +57,9 @@ def _launch(container: Node) -> Launch:
             found[0], words=(*given, *(() if any(ADDITIONAL in word.text for word in given) else added)), image=image
         )
     flags = tuple(word for word in words if container.get("command") is None)
-    return Launch("vllm", (*flags, *added), container.where, env.values, env.places, image)
+    uri = spec.get("model", "uri")
+    model = (Word(uri.text().removeprefix("hf://"), uri.where),) if uri is not None else ()
+    return Launch("vllm", (*model, *flags, *added), container.where, env.values, env.places, image)
 
 
 def _additional(env: Variables) -> tuple[Word, ...]:
@@ -69,16 +71,11 @@ def _additional(env: Variables) -> tuple[Word, ...]:
     return found[0].words[1:] if found else ()
 
 
-def _with_model(config: RoleConfig, spec: Node) -> RoleConfig:
-    """`spec.model` where the command names none: its URI is what is loaded, its name what is served."""
-    uri, name = spec.get("model", "uri"), spec.get("model", "name")
-    places = dict(config.places)
-    model, served = config.model, config.served_name
-    if not model and uri is not None:
-        model, places["model"] = uri.text().removeprefix("hf://"), uri.where
-    if not served and name is not None:
-        served, places["served_name"] = name.text(), name.where
-    return replace(config, model=model, served_name=served, places=places)
+def _with_name(config: RoleConfig, spec: Node) -> RoleConfig:
+    name = spec.get("model", "name")
+    if config.served_name or name is None:
+        return config
+    return replace(config, served_name=name.text(), places={**config.places, "served_name": name.where})
 
 
 def _with_parallelism(config: RoleConfig, part: Node) -> RoleConfig:

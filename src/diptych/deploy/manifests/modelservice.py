@@ -41,34 +41,36 @@ def read_modelservice(document: Node, reading: Reading) -> Deployment:
 def _roles(section: Node, document: Node, reading: Reading, notes: Notes) -> Iterator[RoleConfig]:
     containers = section.elements("containers")
     for container in containers:
-        for launch in _launches(container):
+        for launch in _launches(container, document):
             config = role_config(launch, reading, notes)
-            config = _with_parallelism(_with_model(config, document), section)
+            config = _with_parallelism(_with_name(config, document), section)
             config = placed_on(config, _hardware(section, containers, config))
             yield replicated(config, section.get("replicas"), str(reading.role), Launcher.LLM_D)
 
 
-def _launches(container: Node) -> Iterator[Launch]:
+def _launches(container: Node, document: Node) -> Iterator[Launch]:
     """`modelCommand: vllmServe` starts `vllm serve MODEL` with the container's args; others say their command."""
     if container.text("modelCommand") != "vllmServe":
         yield from (each for each in container_launches(container, variables([])) if each.program in ENGINES)
         return
     env = variables(container.elements("env"))
-    words: tuple[Word, ...] = container_words(container, env)
+    words = (*model_word(document), *container_words(container, env))
     yield Launch("vllm", words, container.where, env.values, env.places, container.text("image"))
 
 
-def _with_model(config: RoleConfig, document: Node) -> RoleConfig:
+def model_word(document: Node) -> tuple[Word, ...]:
+    """What the chart passes for MODEL: a repository, or the artefact's name where it is mounted."""
     uri, name = document.get("modelArtifacts", "uri"), document.get("modelArtifacts", "name")
-    places = dict(config.places)
-    model, served = config.model, config.served_name
-    if not model and uri is not None and uri.text().startswith("hf://"):
-        model, places["model"] = uri.text().removeprefix("hf://"), uri.where
-    elif not model and name is not None:
-        model, places["model"] = name.text(), name.where
-    if not served and name is not None:
-        served, places["served_name"] = name.text(), name.where
-    return replace(config, model=model, served_name=served, places=places)
+    if uri is not None and uri.text().startswith("hf://"):
+        return (Word(uri.text().removeprefix("hf://"), uri.where),)
+    return (Word(name.text(), name.where),) if name is not None else ()
+
+
+def _with_name(config: RoleConfig, document: Node) -> RoleConfig:
+    name = document.get("modelArtifacts", "name")
+    if config.served_name or name is None:
+        return config
+    return replace(config, served_name=name.text(), places={**config.places, "served_name": name.where})
 
 
 def _with_parallelism(config: RoleConfig, section: Node) -> RoleConfig:

@@ -39,6 +39,9 @@ class Hardware:
     places: Mapping[str, str] = field(default_factory=dict)
 
 
+_MACHINE = "node.kubernetes.io/instance-type"
+
+
 @cache
 def _labels() -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((files("diptych.deploy") / "data" / "gpu_labels.json").read_text("utf-8"))
@@ -113,8 +116,9 @@ def hardware(pod: Node, containers: list[Node]) -> Hardware:
     places: dict[str, str] = {}
     gpu = node_name = ""
     for key in labels["keys"]:
-        if key in selected and not gpu:
-            gpu, places["gpu"] = labels["values"].get(selected[key].text(), selected[key].text()), selected[key].where
+        named = _accelerator(key, selected[key].text()) if key in selected and not gpu else ""
+        if named:
+            gpu, places["gpu"] = named, selected[key].where
     pinned = selected.get("kubernetes.io/hostname") or pod.get("nodeName")
     if pinned is not None:
         node_name, places["node"] = pinned.text(), pinned.where
@@ -124,6 +128,12 @@ def hardware(pod: Node, containers: list[Node]) -> Hardware:
         if devices is not None:
             count, places["gpus_per_worker"] = (count or 0) + devices[0], devices[1]
     return Hardware(gpu, count, node_name, places)
+
+
+def _accelerator(key: str, value: str) -> str:
+    """What a label's value says; a machine's type says something only where it is known to have one kind of accelerator."""
+    known: dict[str, str] = _labels()["values"]
+    return known.get(value, "" if key == _MACHINE else value)
 
 
 def devices_of(container: Node) -> tuple[int, str] | None:
