@@ -83,7 +83,7 @@ GRIDS = {
 """IEEE 754 and bfloat16; e4m3fn and e5m2 of the OCP 8-bit specification (2023-06), e4m3fnuz of Graphcore, AMD and Qualcomm."""
 
 LEVELS = {Element.INT8: 127, Element.INT4: 7}
-_FINER = (ScaleGranularity.TENSOR, ScaleGranularity.HEAD, ScaleGranularity.TOKEN, ScaleGranularity.GROUP)
+_FINER = (ScaleGranularity.TENSOR, ScaleGranularity.HEAD, ScaleGranularity.TOKEN)
 _TWINS = frozenset((Element.E4M3FN, Element.E4M3FNUZ))
 _ANYWHERE = (ScaleSource.NONE, ScaleSource.UNIT, ScaleSource.INLINE)
 
@@ -143,11 +143,11 @@ def keeps_bytes(source: Format, target: Format) -> bool:
 
 
 def _covers(source: Format, target: Format) -> bool:
-    """Whether each scale of the target lies within one of the source's, so that it can take its value."""
-    if source.scaling.source in (ScaleSource.NONE, ScaleSource.UNIT):
-        return source.scaling.source is ScaleSource.UNIT
-    have, want = (_FINER.index(each.scaling.granularity) for each in (source, target))
-    return have < want or _shared(source) == _shared(target)
+    """Whether each scale of the target can take the value of the source's that it lies within. A group's has fewer bits."""
+    if source.scaling.source is ScaleSource.UNIT or _shared(source) == _shared(target):
+        return True
+    have, want = source.scaling.granularity, target.scaling.granularity
+    return have in _FINER and want in _FINER and _FINER.index(have) < _FINER.index(want)
 
 
 def _shared(stored: Format) -> tuple[ScaleGranularity, int]:
