@@ -247,6 +247,7 @@ def test_mooncake_over_tcp_is_mooncake_and_fake_is_decodes_alone():
         ([["http://p:30000", "none"]], 9001, True),
         ([["http://q:31000", "9002"], ["http://p:30000", "9001"]], 9001, False),
         (None, 9001, False),
+        ([[], ""], 9001, False),
     ],
 )
 def test_requests_carry_the_port_that_prefill_listens_on(entries, port, is_broken):

@@ -97,7 +97,8 @@ def _decider(joint: Joint) -> Iterator[Clash]:
 
 def _deciders(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The parameters of each prefix-based decider of an EndpointPickerConfig."""
-    for plugin in settings.get("plugins") or ():
+    plugins = settings.get("plugins")
+    for plugin in plugins if isinstance(plugins, list | tuple) else ():
         if isinstance(plugin, Mapping) and plugin.get("type") == PREFIX_DECIDER:
             parameters = plugin.get("parameters")
             yield parameters if isinstance(parameters, Mapping) else {}
@@ -131,10 +132,11 @@ def _conditional(joint: Joint) -> Iterator[Clash]:
 
 
 def _publishes(role: RoleConfig) -> bool:
+    """Whether a worker says that it publishes KV events; a configuration that could not be read is not doubted."""
     if role.engine is Engine.TRTLLM:
         return bool(role.options.get("publish-kv-events"))
     events = role.options.get("kv-events-config")
-    return bool(events.get("enable_kv_cache_events")) if isinstance(events, Mapping) else False
+    return bool(events.get("enable_kv_cache_events")) if isinstance(events, Mapping) else bool(events)
 
 
 def _stranded(joint: Joint) -> Iterator[Clash]:

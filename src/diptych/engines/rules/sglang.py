@@ -258,7 +258,7 @@ def _bootstrap(joint: Joint) -> Iterator[Clash]:
 def _told_ports(entries: object, prefill: RoleConfig) -> Iterator[int | None]:
     """The bootstrap port of each `--prefill URL [PORT]` that names this prefill; None where it is left out."""
     for entry in entries if isinstance(entries, list | tuple) else ():
-        url, *rest = entry if isinstance(entry, list | tuple) else str(entry).split()
+        url, *rest = entry if isinstance(entry, list | tuple) and entry else str(entry).split() or [""]
         if prefill.port is not None and not str(url).rstrip("/").endswith(f":{prefill.port}"):
             continue
         told = whole(rest[0], 0) if rest else 0
