@@ -24,7 +24,7 @@ def state(tp: int, layout: Layout = Layout.LBHNC) -> KVState:
     return describe(MODEL, Precision(Dtype.BF16, Dtype.BF16, Dtype.BF16), Parallelism(tp), layout=layout)
 
 
-@pytest.mark.parametrize(("prefill", "decode"), product((1, 2, 4, 8, 16, 32), repeat=2))
+@pytest.mark.parametrize(("prefill", "decode"), list(product((1, 2, 4, 8, 16, 32), repeat=2)))
 def test_every_pair_of_tp_that_is_accepted_can_be_resharded(prefill: int, decode: int) -> None:
     found = contract(state(prefill), state(decode))
     assert found.verdict is (Verdict.CONSUME if prefill == decode else Verdict.REDISTRIBUTE)
@@ -32,7 +32,7 @@ def test_every_pair_of_tp_that_is_accepted_can_be_resharded(prefill: int, decode
     assert not shortfall(pieces, Shard(tp=decode), 8)
 
 
-@pytest.mark.parametrize(("origin", "wanted"), product(KNOWN, repeat=2))
+@pytest.mark.parametrize(("origin", "wanted"), list(product(KNOWN, repeat=2)))
 def test_every_pair_of_layouts_that_is_accepted_can_be_permuted(origin: Layout, wanted: Layout) -> None:
     assert contract(state(2, origin), state(2, wanted)).is_usable
     sizes = dict(zip("LBHNC", (2, 3, 4, 5, 6), strict=True))
