@@ -47,9 +47,12 @@ class Platform:
 
 def platform(gpu: Accelerator | None) -> Platform | None:
     """The platform of an accelerator by the longest matching prefix of its name; None for an unknown or a user's own."""
-    if gpu is None:
-        return None
-    matches = [prefix for prefix in _platforms() if gpu.name.startswith(prefix)]
+    return None if gpu is None else _platform(gpu.name)
+
+
+@cache
+def _platform(name: str) -> Platform | None:
+    matches = [prefix for prefix in _platforms() if name.startswith(prefix)]
     return _platforms()[max(matches, key=len)] if matches else None
 
 

@@ -401,6 +401,31 @@ def test_children_of_several_connectors_are_checked_and_found():
     assert clashes(all_rules(), "VN7", vllm({"connector": several, "tp": 2}, {"tp": 3}))
 
 
+def test_two_vendors_meet_through_host_memory():
+    """As Dynamo's example of an XPU prefill and a CUDA decode is set up: blocks of 64, buffers on the host, decode permutes."""
+    shared = {"block_size": 64, "attention_backend": "FLASH_ATTN"}
+    first = producer(extra=OFF, kv_buffer_device="cpu")
+    second = consumer(extra=OFF, kv_buffer_device="cpu", enable_permute_local_kv=True)
+    joint = vllm(
+        {**shared, "connector": first, "tp": 2},
+        {**shared, **NHD, "connector": second, "tp": 4},
+        gpus=("Arc-Pro-B60", "H100"),
+    )
+    found = {each.id for each in all_rules() if each.id[:2] in ("VN", "PD") and clashes(all_rules(), each.id, joint)}
+    assert found - {"VN30"} == set()
+
+
+def test_model_dtypes_that_do_not_reach_the_cache_are_refused_without_need():
+    fp8 = {"kv_cache_dtype": "fp8"}
+    (clash,) = clashes(all_rules(), "VN3", vllm({**fp8, "dtype": "float16"}, {**fp8, "dtype": "bfloat16"}))
+    assert clash.is_spurious
+
+
+def test_a_name_that_is_not_known_is_not_called_the_same_model():
+    (clash,) = clashes(all_rules(), "VN3", vllm(None, {"model": "acme/own"}))
+    assert not clash.is_spurious
+
+
 def test_a_typo_names_what_was_meant():
     (clash,) = clashes(all_rules(), "VN28", vllm({"connector": producer(extra={"kv_lease_durations": 300})}))
     assert "did you mean kv_lease_duration?" in clash.change

@@ -117,7 +117,13 @@ def _in_host_memory(role: RoleConfig) -> bool:
 
 
 def _layouts(joint: Joint) -> tuple[Layout, Layout]:
-    return joint.prefill_stored.layout, joint.decode_stored.layout
+    """The layouts that cross: a host buffer is LBHNC where it permutes (`initialize_host_xfer_buffer`)."""
+    stored = (joint.prefill_stored.layout, joint.decode_stored.layout)
+    prefill, decode = (
+        Layout.LBHNC if layout is Layout.LBNHC and _in_host_memory(role) and _permutes(role) else layout
+        for role, layout in zip(roles(joint), stored, strict=True)
+    )
+    return prefill, decode
 
 
 def _one_layout(joint: Joint) -> Iterator[Clash]:
@@ -128,16 +134,20 @@ def _one_layout(joint: Joint) -> Iterator[Clash]:
     if mode(joint) == "push":
         return  # VN27
     can_permute = (ours, theirs) == (Layout.LBHNC, Layout.LBNHC)
-    if can_permute and _permutes(joint) and not uses_hybrid(joint.decode, joint):
+    if can_permute and _permutes(joint.decode) and not uses_hybrid(joint.decode, joint):
         return
     change = "set one VLLM_KV_CACHE_LAYOUT on both roles"
     if can_permute:
-        change += ", or enable_permute_local_kv on decode" if not _permutes(joint) else " or disable the hybrid manager"
+        change += (
+            ", or enable_permute_local_kv on decode"
+            if not _permutes(joint.decode)
+            else " or disable the hybrid manager"
+        )
     yield Clash(ours, theirs, change, both(joint, "VLLM_KV_CACHE_LAYOUT"))
 
 
-def _permutes(joint: Joint) -> bool:
-    return is_true(field(joint.decode, "enable_permute_local_kv", False))
+def _permutes(role: RoleConfig) -> bool:
+    return is_true(field(role, "enable_permute_local_kv", False))
 
 
 def _cut_by_head(joint: Joint) -> Iterator[Clash]:

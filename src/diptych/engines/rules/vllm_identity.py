@@ -13,6 +13,7 @@ from diptych.engines.resolve_vllm import brings_kv_scales, handoff, transfer_mod
 from diptych.engines.resolve_vllm_releases import DRAFT_HASHED, MANAGER_HASHED
 from diptych.engines.role import RoleConfig
 from diptych.engines.rule import Clash, Severity
+from diptych.engines.rules.names import base_name
 from diptych.engines.rules.vllm_pair import (
     HASH_MESSAGE,
     METADATA,
@@ -57,7 +58,7 @@ def _one_model(joint: Joint) -> Iterator[Clash]:
         if ours is not None and theirs is not None and _shape(ours) != _shape(theirs):
             yield from _other_shape(joint, ours, theirs)
         elif is_hashed(joint):
-            yield _other_name(joint, ours is not None and theirs is not None and ours.name == theirs.name)
+            yield _other_name(joint, base_name(joint.prefill.model) == base_name(joint.decode.model))
     yield from _model_dtypes(joint)
 
 
@@ -94,6 +95,7 @@ def _model_dtypes(joint: Joint) -> Iterator[Clash]:
         both(joint, "dtype"),
         "an accelerator without bfloat16 runs an unset --dtype in float16" if is_unset else "",
         None if is_hashed(joint) else _unseen(joint),
+        is_spurious=same is True,
     )
 
 
