@@ -7,6 +7,7 @@ BIN := .venv/bin
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -15,8 +16,8 @@ demo: .venv/ready  ## plan Llama-3.1-70B on the Azure conversation trace and wri
 		--slo "ttft_p90<2s, tpot_p90<50ms" --prices aws --out runs/conv
 
 check: .venv/ready  ## format, lint, types, import layers
-	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples tools
+	$(BIN)/ruff check src tests benchmarks examples tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
@@ -39,7 +40,7 @@ vendor:  ## fetch the report's JavaScript again, in the versions named here
 
 lock: .venv/ready  ## resolve the dependencies again
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile pyproject.toml --extra dev --extra build --generate-hashes --universal --no-emit-index-url \
+	$(BIN)/uv pip compile pyproject.toml --extra dev --extra serve --extra build --generate-hashes --universal --no-emit-index-url \
 		--quiet --output-file requirements.lock
 
 clean:

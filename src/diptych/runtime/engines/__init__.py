@@ -1,0 +1,1 @@
+"""Engines: what computes tokens from tokens, and keeps KV in blocks that others may read and fill."""
