@@ -90,7 +90,8 @@ class Step:
 
     def __str__(self) -> str:
         change = f"{_aspect(self.op, self.before)} → {_aspect(self.op, self.after)}"
-        said = f"{self.op} at {self.side}: {change}, {self.loss}"
+        where = "" if self.op in (Op.TRANSFER, Op.RESHARD) else f" at {self.side}"
+        said = f"{self.op}{where}: {change}, {self.loss}"
         return f"{said} ({self.bound})" if self.bound else said
 
 

@@ -290,8 +290,8 @@ def test_a_contract_reads_as_sentences() -> None:
     assert str(found).splitlines() == [
         "redistribute and convert",
         "  quantise at prefill: bf16 → e4m3fn (scale 1), lossy (clips beyond 448; else relative 2^-4, absolute 0.000976562)",
-        "  reshard heads and layers at transfer: tp 2 pp 1 → tp 4 pp 1, exact",
-        "  transfer at transfer: hbm → hbm, exact",
+        "  reshard heads and layers: tp 2 pp 1 → tp 4 pp 1, exact",
+        "  transfer: hbm → hbm, exact",
         "  regroup blocks at decode: 16 tokens → 64 tokens, exact",
         "  storage.block_tokens: 16 → 64 (transformable): regroup blocks",
         "  shard.tp: 2 → 4 (transformable): reshard heads and layers",
