@@ -6,6 +6,7 @@ import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
+from math import isfinite
 from typing import Any
 
 from diptych.design.axes import Role
@@ -98,9 +99,10 @@ def number(value: Any, default: float) -> float:
     if isinstance(value, bool) or value is None:
         return default
     try:
-        return float(value)
+        found = float(value)
     except (TypeError, ValueError):
         return default
+    return found if isfinite(found) else default
 
 
 def lease(role: RoleConfig) -> int:
