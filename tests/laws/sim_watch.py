@@ -31,6 +31,9 @@ class Watched(Run):
         super().__init__(
             world.design, world.requests, PERF, world.policy, 1, world.faults, skip, None, None, None, None
         )
+        self.refused: set[int] = set()  # requests whose last transfer arrived damaged
+        if self.operations.corruption is not None:
+            self.gateway.wire.complete = self._validated
         self.last = 0
         self.events = 0
 
@@ -40,6 +43,13 @@ class Watched(Run):
         WatchedClock.by = self
         self.open_loop(None)
         return self
+
+    def _validated(self, request: Any, now: int) -> None:
+        corruption = self.operations.corruption
+        assert corruption is not None
+        attempt = corruption.sent.get((request.id, request.epoch), 0) + 1
+        (self.refused.add if corruption.damaged(request, attempt) else self.refused.discard)(request.id)
+        corruption.complete(request, now)
 
     def watch(self, time: int) -> None:
         """Events before `time`, each followed by a look."""
@@ -63,6 +73,8 @@ class Watched(Run):
         for request in self.gateway.live.values():
             live = [place for place in holders.get(request.id, ()) if place == "live"]
             assert len(live) <= 1, f"request {request.id} lives on {len(live)} workers"
+            if self.operations.corruption is not None and live and request.moved >= 0:
+                assert request.id not in self.refused, f"request {request.id} is live on damaged KV"
             if request.state in (State.OFFERED, State.MOVING):
                 assert not live, f"request {request.id} is live before its handoff committed"
                 assert request.pinned is not None, "a source that is not held until released"
@@ -90,13 +102,17 @@ class Watched(Run):
             if s.target is worker and s.room is not None and s.state in (State.ROOMY, State.MOVING)
         ]  # fmt: skip
         here = [*worker.waiting, *worker.ready, *worker.partial, *running]
+        clients = self.operations.clients
+        left = [half[1] for half in clients.halves.held.values() if half[0] is worker] if clients else []
         private = sum(s.held for s in here) + sum(s.pinned[0] for s in mine) + sum(s.room[0] for s in rooms)
+        private += sum(holding[0] for holding in left)
         shared = len(pool.cache.live) * pool.per_hash if pool.cache else 0
         assert pool.held == private + shared, f"{pool.held} blocks held, {private} + {shared} accounted for"
         assert pool.held + worker.growing() <= pool.capacity + worker.batch, "more blocks than there are"
         if pool.cache is not None:
             taken = [key for s in here for key in s.taken]
             taken += [key for s in mine for key in s.pinned[1]] + [key for s in rooms for key in s.room[1]]
+            taken += [key for holding in left for key in holding[1]]
             counted: dict[Any, int] = {}
             for key in taken:
                 counted[key] = counted.get(key, 0) + 1
@@ -109,21 +125,18 @@ class Watched(Run):
     @staticmethod
     def _works(worker: VirtualWorker) -> None:
         """Work conservation: an idle worker has nothing that it could run."""
-        if worker.active or not worker.up:
+        if worker.active or not worker.up or getattr(worker, "flights", ()):
             return
         assert not worker.batch, "a batch and no step"
         assert not worker.partial
         assert not worker.ready
         if worker.waiting:
             first, pool = worker.waiting[0], worker.pool
+            budget = worker.rules.budget if worker.rules.chunks else first.todo
             if first.hands_off or not worker.rules.mixes:
                 kept = first.todo
             else:
-                kept = (
-                    first.todo + first.osl - first.generated
-                    if worker.reserves
-                    else min(first.todo, worker.rules.budget)
-                )
+                kept = first.todo + first.osl - first.generated if worker.reserves else min(first.todo, budget)
             live = []
             if pool.cache is not None:
                 most = min(pool.cache.match(first.blocks), (first.todo - 1) // pool.hash_tokens)
@@ -132,7 +145,7 @@ class Watched(Run):
                     kept = max(kept, most * pool.hash_tokens)
                 else:
                     past = most * pool.hash_tokens
-                    kept = past + min(first.todo - past, worker.rules.budget)
+                    kept = past + min(first.todo - past, budget)
             need = -(-kept // pool.size) - len(live) * pool.per_hash
             assert pool.held + need > pool.capacity, f"idle beside a request of {need} blocks, {pool.held} held"
 

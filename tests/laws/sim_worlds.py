@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from diptych.catalog.dtype import Dtype
 from diptych.catalog.interconnect import Link, LinkKind
 from diptych.catalog.memory import MemoryTier, TierKind
-from diptych.design.axes import Precision, Role, Worker
+from diptych.design.axes import Parallelism, Precision, Role, Worker
 from diptych.design.boundary import Boundary, Codec, Overlap, Ownership, Placement, Representation, Side
 from diptych.design.design import Design, Member, Pool
 from diptych.serving.admission import Admission
 from diptych.serving.fallback import Fallback
+from diptych.serving.ownership import Heartbeats
 from diptych.serving.residency import Retention
 from diptych.serving.router import Routing
 from diptych.simulator.demand import Requests
-from diptych.simulator.faults import Change, LinkSlow, Scale, Switch, WorkerDown
+from diptych.simulator.faults import Cancels, Change, LinkCorrupts, LinkSlow, Scale, Switch, WorkerDown
 from diptych.simulator.policy import Policy
 
 PERF = affine_perf.AffinePerf()
@@ -114,6 +115,7 @@ def designs(draw: st.DrawFn) -> Design:
         draw(st.sampled_from([5e7, 2e9, 40e9])), ownership, overlap, form, draw(st.sampled_from([0, 0, 200]))
     )
     source, target = worker(made, engine, **limits), worker(used, engine, **limits)
+    source = replace(source, parallelism=Parallelism(pp=draw(st.sampled_from([1, 1, 2, 3]))))
     return apart(draw(st.integers(1, 3)), draw(st.integers(1, 3)), path, source, target)
 
 
@@ -133,8 +135,10 @@ def policies(draw: st.DrawFn, tiers: bool) -> Policy:
         start_up=0.7,
         lease=draw(st.sampled_from([2.0, 30.0])),
         heartbeat=1.0,
+        heartbeat_from=draw(st.sampled_from(list(Heartbeats))),
+        cancel_twin=draw(st.booleans()),
         admission=draw(st.sampled_from([None, None, Admission(ttft=0.5, tpot=0.02, decode_seconds=1.0)])),
-        fallback=Fallback(draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 3))),
+        fallback=Fallback(draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 3)), draw(st.integers(0, 2))),
         fabric=draw(st.sampled_from([None, None, 1e9])),
         kv_blocks=draw(st.sampled_from([260, 400, 5000])),
     )
@@ -149,12 +153,18 @@ def changes(draw: st.DrawFn, design: Design) -> tuple[Change, ...]:
         at = draw(st.floats(0, 8).map(lambda t: round(t, 3)))
         seconds = draw(st.sampled_from([0.3, 2.0, float("inf")]))
         role = draw(st.sampled_from(roles))
-        kind = draw(st.integers(0, 3))
+        kind = draw(st.integers(0, 5))
         if kind == 0:
             index = draw(st.one_of(st.none(), st.integers(0, counts[role] - 1)))
             found.append(WorkerDown(role, index, at, seconds))
         elif kind == 1 and design.boundary is not None:
             found.append(LinkSlow(draw(st.sampled_from([0.0, 0.1])), at, seconds))
+        elif kind == 4:
+            share, within = draw(st.sampled_from([0.05, 0.5, 1.0])), draw(st.sampled_from([0.02, 0.5, 5.0]))
+            found.append(Cancels(share, within, draw(st.sampled_from([0.0, at])), seconds))
+        elif kind == 5 and design.boundary is not None:
+            ends = draw(st.sampled_from([(None, None), (0, None), (None, 0)]))
+            found.append(LinkCorrupts(draw(st.sampled_from([0.1, 0.7])), at, seconds, *ends))
         elif kind == 2:
             found.append(Scale(role, draw(st.sampled_from([-1, 1, 2])), at))
         elif kind == 3 and design.boundary is not None:

@@ -126,6 +126,7 @@ class Measurements:
     seed: int
     limits: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default_factory=tuple)
+    counts: Mapping[str, int] = field(default_factory=dict)  # how often what went wrong
 
     def __iter__(self) -> Iterator[RequestRecord]:
         return iter(self.requests)
@@ -142,6 +143,7 @@ class Measurements:
             "seed": self.seed,
             "limits": list(self.limits),
             "notes": list(self.notes),
+            "counts": dict(self.counts),
             "workers": [asdict(worker) for worker in self.workers],
             "links": [asdict(link) for link in self.links],
             "series": {"time_s": _plain(self.series.time)} | {k: _plain(v) for k, v in self.series.values.items()},

@@ -14,6 +14,7 @@ class Outcome(IntEnum):
     TOO_LONG = 1  # no worker could ever hold it
     REJECTED = 2  # refused early: it would have missed its objectives
     LOST = 3  # refused after too many losses, or nobody came back to run it
+    CANCELLED = 4  # its client gave up
 
 
 @dataclass(frozen=True, slots=True)

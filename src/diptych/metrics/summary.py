@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diptych.metrics.measurements import Floats, Measurements, RequestColumns
+from diptych.metrics.record import Outcome
 from diptych.metrics.slo import SLO, Objective
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
@@ -46,7 +47,8 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Rates are per second of the run. `goodput` counts requests that kept every limit of the SLO themselves.
+    """Rates are per second of the run. `goodput` counts requests that kept every limit of the SLO themselves; `attainment` is
+    their share of those that their clients did not cancel.
 
     `ttft` is what the decode side delivers, `ttft_prefill` what prefill alone would show.
     """
@@ -54,6 +56,7 @@ class Summary:
     arrived: int
     finished: int
     refused: int
+    cancelled: int
     retries: int
     duration: float
     request_rate: float
@@ -79,17 +82,19 @@ def summarise(run: Measurements, slo: SLO | None = None) -> Summary:
     done = requests.finished
     output = float(requests.osl[done].sum())
     good = good_requests(requests, slo)
-    arrived = max(run.arrived, 1)
+    cancelled = int(np.sum(requests.outcome == int(Outcome.CANCELLED)))
+    judged = max(run.arrived - cancelled, 1)
     return Summary(
         arrived=run.arrived,
         finished=int(done.sum()),
-        refused=int((~done).sum()),
+        refused=int((~done).sum()) - cancelled,
+        cancelled=cancelled,
         retries=int(requests.retries.sum()),
         duration=run.duration,
         request_rate=float(done.sum()) / duration,
         output_rate=output / duration,
         goodput=float(good.sum()) / duration,
-        attainment=float(good.sum()) / arrived,
+        attainment=float(good.sum()) / judged,
         ttft=Spread.of(requests.ttft[done]),
         ttft_prefill=Spread.of(requests.ttft_prefill[done]),
         tpot=Spread.of(requests.tpot[done]),
@@ -112,10 +117,10 @@ def good_requests(requests: RequestColumns, slo: SLO) -> np.ndarray[tuple[int], 
 
 
 def _kept(requests: RequestColumns, objective: Objective) -> Kept:
-    """Refused requests miss a latency they never had."""
+    """Refused requests miss a latency they never had; those that their clients cancelled are not asked."""
     values = getattr(requests, objective.metric)
     here = requests.finished & ~np.isnan(values)
-    refused = int((~requests.finished).sum())
+    refused = int((~requests.finished & (requests.outcome != int(Outcome.CANCELLED))).sum())
     share = float((values[here] <= objective.limit).sum()) / max(int(here.sum()) + refused, 1)
     if not here.any():
         return Kept(str(objective), float("nan"), share, not refused)

@@ -153,6 +153,7 @@ _WHY = {
     int(Outcome.TOO_LONG): "fit on no worker",
     int(Outcome.REJECTED): "were rejected early",
     int(Outcome.LOST): "were lost",
+    int(Outcome.CANCELLED): "were cancelled by their clients",
 }
 
 

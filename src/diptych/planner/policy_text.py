@@ -11,6 +11,7 @@ from diptych.errors import Finding, InvalidInput, did_you_mean
 from diptych.metrics.slo import SLO
 from diptych.serving.admission import Admission
 from diptych.serving.fallback import Fallback
+from diptych.serving.ownership import Heartbeats
 from diptych.serving.residency import Retention
 from diptych.serving.router import Routing
 from diptych.simulator.policy import Policy
@@ -18,11 +19,11 @@ from diptych.units import parse_count, parse_seconds
 
 _YES = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 _SECONDS = ("round_trip", "lease", "heartbeat", "handoff_timeout", "detection", "start_up")
-_SWITCHES = ("shortest_first", "chunked", "reserve", "prefix_cache", "per_chunk")
-_FALLBACK = ("colocate", "hold", "retries")
+_SWITCHES = ("shortest_first", "chunked", "reserve", "prefix_cache", "per_chunk", "cancel_twin")
+_FALLBACK = ("colocate", "hold", "retries", "resends")
 WORDS = (
     "routing", "prefill_routing", "decode_routing", *_SWITCHES, "block", "kv_blocks", "tiers", "retention", *_SECONDS,
-    "early_rejection", *_FALLBACK,
+    "heartbeat_from", "early_rejection", *_FALLBACK,
 )  # fmt: skip
 """Everything that may be set; docs/simulate.md says what each does."""
 
@@ -73,11 +74,13 @@ def _reader(name: str, catalog: Catalog) -> Callable[[str], Any]:
         return lambda text: _choice(text, Routing)
     if name == "retention":
         return lambda text: _choice(text, Retention)
+    if name == "heartbeat_from":
+        return lambda text: _choice(text, Heartbeats)
     if name == "tiers":
         return lambda text: tuple(catalog.tier(tier.strip()) for tier in text.split("+"))
     if name in _SECONDS:
         return _duration
-    return _whole if name in ("block", "kv_blocks", "retries") else _switch
+    return _whole if name in ("block", "kv_blocks", "retries", "resends") else _switch
 
 
 def _choice(text: str, kind: Any) -> Any:

@@ -152,6 +152,8 @@ class Simulated:
     estimates: tuple[Estimate, ...]
     told: tuple[str, ...]
     predicted: Predicted | None = None
+    cancelled: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -233,6 +235,8 @@ def simulated(
         estimates=judged.estimates,
         told=judged.told,
         predicted=_predicted(predicted) if predicted is not None else None,
+        cancelled=summary.cancelled,
+        counts=dict(run.counts),
         versions={name: metadata.version(name) for name in ("diptych", "numpy")},
     )
 

@@ -374,6 +374,8 @@ class Batch(Generic[S]):
         if not sequence.order:
             return 0  # preempted for an older prompt of this step
         tokens = min(sequence.todo - sequence.computed, left)
+        if not tokens:
+            return 0  # all of it is in steps on their way through a pipeline
         if not self.reserves:
             need = max(-(-(sequence.computed + tokens - sequence.shared) // self.pool.size) - sequence.held, 0)
             while need and not self.has_room(need):

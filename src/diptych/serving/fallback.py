@@ -19,11 +19,17 @@ class Way(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Fallback:
     """`colocate` lets one pool do both jobs while the other is gone; `hold` keeps requests waiting when nothing can run them;
-    after `retries` losses a request is refused."""
+    after `retries` losses a request is refused. KV that validation refused is sent again `resends` times while its source still
+    holds it, then computed again, which counts as a loss."""
 
     colocate: bool = True
     hold: bool = True
     retries: int = 3
+    resends: int = 1
+
+    def sends_again(self, attempts: int) -> bool:
+        """Whether KV whose transfers, `attempts` so far, all arrived damaged is sent once more."""
+        return attempts <= self.resends
 
     def way(self, prefill: bool, decode: bool, losses: int) -> Way:
         """The way for a request lost `losses` times, when a prefill and a decode worker are up or not.

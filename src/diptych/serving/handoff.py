@@ -53,12 +53,13 @@ class Event(IntEnum):
     PRODUCED = 1  # prefill is done
     ROOM = 2  # the target has reserved its blocks
     ARRIVED = 3  # all bytes are there and validated
-    CORRUPT = 4  # validation refused them
+    CORRUPT = 4  # validation refused them, for good
     ACKNOWLEDGED = 5
     SOURCE_LOST = 6
     TARGET_LOST = 7
     EXPIRED = 8  # the source's lease ran out, or a wait its limit
     CANCELLED = 9
+    DAMAGED = 10  # validation refused them, and they may be sent again
 
 
 _E, _S, _V = Effect, State, Event
@@ -75,6 +76,7 @@ _COMMON: _Table = {
     _S.MOVING: {
         _V.ARRIVED: (_S.COMMITTED, (_E.COMMIT, _E.ACKNOWLEDGE)),
         _V.CORRUPT: (_S.REVOKED, (_E.FREE_TARGET, _E.FREE_SOURCE, _E.FALL_BACK)),
+        _V.DAMAGED: (_S.MOVING, (_E.START_TRANSFER,)),
         _V.SOURCE_LOST: (_S.REVOKED, (_E.STOP_TRANSFER, _E.FREE_TARGET, _E.FALL_BACK)),
         _V.TARGET_LOST: (_S.OFFERED, (_E.STOP_TRANSFER, _E.CHOOSE_TARGET)),
         _V.EXPIRED: (_S.REVOKED, (_E.STOP_TRANSFER, _E.FREE_TARGET, _E.FREE_SOURCE, _E.FALL_BACK)),

@@ -7,7 +7,15 @@ free. Defaults are vLLM's NIXL connector: 30 s, a heartbeat every 5 s. Times are
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
+
+
+class Heartbeats(StrEnum):
+    """From when on a target renews the lease of what it will pull."""
+
+    ENQUEUE = "enqueue"  # once the request is in its queue
+    ADMISSION = "admission"  # once it has reserved blocks: a long queue outlives the lease
 
 
 @dataclass(frozen=True, slots=True)

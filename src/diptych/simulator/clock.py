@@ -1,8 +1,8 @@
 """Virtual time: integer picoseconds, so that sums are exact and order never hangs on a rounding.
 
 A heap entry is (time, rank, number, target): what happens first at one instant is data. Ranks order the kinds: faults, then what
-comes from outside and over links, then workers' step boundaries, last whoever only looks. A worker hears of another's step
-boundary at least 1 ps later, so no order among workers is ever visible.
+comes from outside and over links, then workers' step boundaries (a pipeline's last stage before its first), last whoever only
+looks. A worker hears of another's step boundary at least 1 ps later, so no order among workers is ever visible.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 PS = 10**12  # per second
 NEVER = 1 << 120
 
-FAULT, ARRIVAL, MESSAGE, FLOW, BOUNDARY, LOOK = (kind << 40 for kind in range(6))
+FAULT, ARRIVAL, MESSAGE, FLOW, THROUGH, BOUNDARY, LOOK = (kind << 40 for kind in range(7))
 
 
 def ps(seconds: float) -> int:
@@ -73,6 +73,11 @@ class Clock:
         call = Call(function, about)
         heappush(self.heap, (time, rank, self.count, call))
         return call
+
+    def put(self, time: int, rank: int, target: Target) -> None:
+        """Let `target` fire at `time`."""
+        self.count += 1
+        heappush(self.heap, (time, rank, self.count, target))
 
     @property
     def awaits(self) -> bool:

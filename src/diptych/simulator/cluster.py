@@ -19,6 +19,7 @@ from diptych.serving.residency import Residency
 from diptych.simulator.clock import NEVER, PS, Clock, ps
 from diptych.simulator.crossing import Crossing, port_bandwidth
 from diptych.simulator.network import Network, Port, Route
+from diptych.simulator.pipeline import PipelinedWorker
 from diptych.simulator.policy import Policy
 from diptych.simulator.request import Request
 from diptych.simulator.tables import StepTable
@@ -102,11 +103,11 @@ class Cluster:
     def prepare(self, role: Role, member: Member, now: int) -> Station:
         """One more worker, paid from now on and in no pool yet."""
         worker, policy = member.worker, self.policy
-        rules = stepping(worker)
+        rules, pipelined = stepping(worker), role is Role.PREFILL and worker.parallelism.pp > 1
         batch = BatchRules(
             int(rules.budget),
             int(rules.sequences),
-            rules.mixes,
+            rules.mixes and not pipelined,  # prompts are held whole while they overlap
             policy.chunked,
             policy.shortest_first,
             policy.reserve or rules.reserves,
@@ -115,7 +116,8 @@ class Cluster:
         blocks = policy.kv_blocks or int(kv_capacity(worker) / (token * policy.block))
         pool = BlockPool(blocks, policy.block, hash_tokens=self.hash_tokens)
         table = step_table(self.perf, worker, batch.budget)
-        made = VirtualWorker(len(self.stations), worker, batch, pool, table, self.clock, self.done, self.skip)
+        kind = PipelinedWorker if pipelined else VirtualWorker
+        made = kind(len(self.stations), worker, batch, pool, table, self.clock, self.done, self.skip)
         out, into = self._ports(made, worker)
         residency = self._below(token, role)
         pool.reports = residency is not None

@@ -11,6 +11,7 @@ from diptych.errors import Finding, InvalidInput
 from diptych.units import parse_seconds
 
 FOREVER = float("inf")
+PATIENCE = 10.0  # s
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +53,44 @@ class Switch:
     at: float
 
 
-Change = WorkerDown | LinkSlow | Scale | Switch
+@dataclass(frozen=True, slots=True)
+class Cancels:
+    """A `share` of the clients whose requests come from `at` on, for `seconds`, give up, each at a moment drawn evenly from the
+    `within` seconds after it came. Those whose answers are complete by then never do."""
+
+    share: float
+    within: float = PATIENCE
+    at: float = 0.0
+    seconds: float = FOREVER
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCorrupts:
+    """A `share` of the transfers that end in the time arrive damaged: all, or those of one prefill or decode worker."""
+
+    share: float
+    at: float
+    seconds: float = FOREVER
+    prefill: int | None = None
+    decode: int | None = None
+
+
+Change = WorkerDown | LinkSlow | Scale | Switch | Cancels | LinkCorrupts
 
 FORMS = (
     "'decode[1] dies @300s for 120s', 'prefill pool dies @300s', 'link prefill->decode at 10% @600s for 60s', "
-    "'link prefill[0]->decode[2] cut @600s', 'decode +2 @900s', 'prefill -1 @900s', 'prefill to decode @900s'"
+    "'link prefill[0]->decode[2] cut @600s', 'link prefill->decode corrupts 1% @600s', "
+    "'client cancels 5% within 10s @300s', 'decode +2 @900s', 'prefill -1 @900s', 'prefill to decode @900s'"
 )
 _WHEN = r"\s*@\s*(?P<at>\S+)(?:\s+for\s+(?P<span>\S+))?\s*$"
 _DIES = re.compile(r"^\s*(?P<role>\w+)(?:\[(?P<index>\d+)\]|\s+(?P<pool>pool))\s+dies" + _WHEN)
 _LINK = re.compile(
     r"^\s*link\s+prefill(?:\[(?P<p>\d+)\])?\s*->\s*decode(?:\[(?P<d>\d+)\])?\s+"
-    r"(?:at\s+(?P<percent>\d+(?:\.\d+)?)\s*%|(?P<cut>cut))" + _WHEN
+    r"(?:at\s+(?P<percent>\d+(?:\.\d+)?)\s*%|(?P<cut>cut)|corrupts\s+(?P<corrupts>\d+(?:\.\d+)?)\s*%)" + _WHEN
+)
+_CANCELS = re.compile(
+    r"^\s*clients?\s+cancels?\s+(?P<percent>\d+(?:\.\d+)?)\s*%(?:\s+within\s+(?P<within>\S+))?"
+    r"(?:\s*@\s*(?P<at>\S+)(?:\s+for\s+(?P<span>\S+))?)?\s*$"
 )
 _SCALE = re.compile(r"^\s*(?P<role>\w+)\s+(?P<change>[+-]\d+)" + _WHEN)
 _SWITCH = re.compile(r"^\s*(?P<role>\w+)\s+to\s+(?P<to>\w+)" + _WHEN)
@@ -87,7 +115,7 @@ def parse_changes(texts: Iterable[str], where: str = "--fault") -> tuple[Change,
 
 
 def _parse(text: str) -> Change:
-    for pattern, make in ((_DIES, _down), (_LINK, _slow), (_SCALE, _scale), (_SWITCH, _switch)):
+    for pattern, make in ((_DIES, _down), (_LINK, _link), (_SCALE, _scale), (_SWITCH, _switch), (_CANCELS, _cancels)):
         match = pattern.match(text)
         if match:
             return make(match)
@@ -99,10 +127,28 @@ def _down(match: re.Match[str]) -> WorkerDown:
     return WorkerDown(_role(match["role"]), int(match["index"]) if match["index"] else None, at, seconds)
 
 
-def _slow(match: re.Match[str]) -> LinkSlow:
+def _link(match: re.Match[str]) -> LinkSlow | LinkCorrupts:
     at, seconds = _when(match)
-    factor = 0.0 if match["cut"] else float(match["percent"]) / 100
-    return LinkSlow(factor, at, seconds, *(int(match[key]) if match[key] else None for key in ("p", "d")))
+    ends = [int(match[key]) if match[key] else None for key in ("p", "d")]
+    if match["corrupts"]:
+        return LinkCorrupts(_share(match["corrupts"]), at, seconds, *ends)
+    return LinkSlow(0.0 if match["cut"] else float(match["percent"]) / 100, at, seconds, *ends)
+
+
+def _cancels(match: re.Match[str]) -> Cancels:
+    share = _share(match["percent"])
+    within = parse_seconds(match["within"]) if match["within"] else PATIENCE
+    at, seconds = _when(match) if match["at"] else (0.0, FOREVER)
+    if within <= 0:
+        raise ValueError("patience must last some time")
+    return Cancels(share, within, at, seconds)
+
+
+def _share(text: str) -> float:
+    share = float(text) / 100
+    if not 0 < share <= 1:
+        raise ValueError(f"{text} % is no share from above 0 to 100")
+    return share
 
 
 def _scale(match: re.Match[str]) -> Scale:

@@ -11,10 +11,10 @@ from diptych.metrics.record import Outcome
 from diptych.serving.effects import Effect
 from diptych.serving.fallback import Way
 from diptych.serving.handoff import Event, State, bind
-from diptych.serving.ownership import Leases
+from diptych.serving.ownership import Heartbeats, Leases
 from diptych.serving.request import Stage
 from diptych.serving.router import Router
-from diptych.simulator.clock import MESSAGE, ps
+from diptych.simulator.clock import FAULT, MESSAGE, ps
 from diptych.simulator.cluster import Cluster
 from diptych.simulator.outlook import PredictedOutlook
 from diptych.simulator.request import Request
@@ -29,6 +29,24 @@ OPEN, PRODUCING, ROOMY, OFFERED, RELEASED = State.OPEN, State.PRODUCING, State.R
 
 Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 Sink = Callable[[Row], None]
+
+
+class LeaseEnds:
+    """The end of the lease of a source whose target has not renewed it, because it has no room yet."""
+
+    __slots__ = ("epoch", "gateway", "request")
+
+    def __init__(self, gateway: Gateway, request: Request) -> None:
+        self.gateway, self.request, self.epoch = gateway, request, request.epoch
+
+    def fire(self, now: int, number: int) -> None:
+        """The source may free what nobody took."""
+        if self.awaits(number):
+            self.gateway.expire(self.request, now, "leases ran out")
+
+    def awaits(self, number: int) -> bool:
+        """Whether the request is still on offer."""
+        return self.request.state is OFFERED and self.request.epoch == self.epoch
 
 
 class Gateway:
@@ -49,6 +67,8 @@ class Gateway:
         self.colocated = cluster.pools[Role.COLOCATED]
         self.detection, self.round_trip = max(ps(policy.detection), 1), max(ps(policy.round_trip), 1)
         self.leases = Leases(ps(policy.lease))
+        self.given_up: set[int] = set()  # requests whose clients are gone while a step still holds them
+        self.counts: dict[str, int] = {}  # how often what went wrong
         self.local_below = boundary.local_below if boundary and boundary.placement is Placement.CONDITIONAL else 0
         form = boundary.representation if boundary else None
         self.converts = form is not None and form.codec is not Codec.RAW  # somewhere
@@ -56,25 +76,30 @@ class Gateway:
         self.pulls = boundary is not None and boundary.ownership is Ownership.PULL
         self.longest = self._longest()
         self.tiering = Tiering(cluster)
-        self.wire = Wire(cluster, self._arrived)
-        self.moves = self._bind()
+        self.wire = Wire(cluster, self.complete)
+        self.bind()
 
-    def _bind(self) -> Any:
-        """The handoff's table with a function for each effect; an acknowledgement takes no time here."""
+    def bind(self, **instead: Any) -> None:
+        """The handoff's table with a function for each effect, or one `instead` of it; an acknowledgement takes no time here."""
+        self.moves: Any = ()
         if self.boundary is None:
-            return ()
+            return
         carry: list[Any] = [None] * len(Effect)
         carry[Effect.PREFILL] = self._prefill
         carry[Effect.ASK_ROOM] = self._ask_later if self.pulls else self._ask_room
+        if self.pulls and self.policy.heartbeat_from is Heartbeats.ADMISSION:
+            carry[Effect.ASK_ROOM] = self._ask_under_lease
         carry[Effect.START_TRANSFER] = self.wire.start
         carry[Effect.STOP_TRANSFER] = self.wire.stop
         carry[Effect.COMMIT] = self._commit
         carry[Effect.ACKNOWLEDGE] = None
-        carry[Effect.FREE_SOURCE] = self._free_source
-        carry[Effect.FREE_TARGET] = self._free_target
+        carry[Effect.FREE_SOURCE] = self.free_source
+        carry[Effect.FREE_TARGET] = self.free_target
         carry[Effect.FALL_BACK] = self._fall_back
         carry[Effect.CHOOSE_TARGET] = self._choose_later
-        return bind(self.boundary.ownership, carry, {Effect.ACKNOWLEDGE: Event.ACKNOWLEDGED})
+        for name, function in instead.items():
+            carry[Effect[name]] = function
+        self.moves = bind(self.boundary.ownership, carry, {Effect.ACKNOWLEDGE: Event.ACKNOWLEDGED})
 
     def _longest(self) -> int:
         """Tokens of the longest request that every pool has a worker for."""
@@ -200,7 +225,12 @@ class Gateway:
         elif request not in request.target.asking:  # a target chosen meanwhile was asked then
             self._ask_room(request, now)
 
-    def _arrived(self, request: Request, now: int) -> None:
+    def _ask_under_lease(self, request: Request, now: int) -> None:
+        """A pull whose source nobody keeps alive until there is room: its lease runs from now on."""
+        self._ask_later(request, now)
+        self.clock.put(now + self.leases.term, FAULT, LeaseEnds(self, request))
+
+    def complete(self, request: Request, now: int) -> None:
         """All of a request's KV is there."""
         self.on(request, ARRIVED, now)
 
@@ -216,7 +246,8 @@ class Gateway:
                 target.owe(crossing.after[request.todo])
         target.receive(request, request.room, now)
 
-    def _free_source(self, request: Request, now: int) -> None:
+    def free_source(self, request: Request, now: int) -> None:
+        """The source's copy is no longer needed."""
         source: VirtualWorker = request.source
         source.give_back(request.pinned, now)
         request.pinned = None
@@ -252,13 +283,21 @@ class Gateway:
         """An answer of one token ends with its prefill: the target's room goes back."""
         target = request.target
         if target is not None:
+            if request.flights:
+                self.wire.stop(request, now)
             target.load -= request.prompt
-            self._free_target(request, now)
+            self.free_target(request, now)
 
     def grant(self, worker: VirtualWorker, now: int) -> None:
         """Room for those who asked, first come first served."""
         while worker.asking and worker.ask(worker.asking[0], now):
             self.on(worker.asking.popleft(), ROOM, now)
+
+    def relieved(self, worker: VirtualWorker, now: int) -> None:
+        """Blocks came free on a worker."""
+        self.grant(worker, now)
+        if worker.waiting:
+            worker.poke(now)
 
     def refuse(self, request: Request, outcome: Outcome, now: int) -> None:
         """A request leaves without an answer."""
@@ -308,8 +347,10 @@ class Gateway:
             if request.target is None and request.state in (OPEN, PRODUCING, OFFERED):
                 self._choose(now, (request, request.epoch))
 
-    def expire(self, request: Request, now: int) -> None:
+    def expire(self, request: Request, now: int, why: str) -> None:
         """A source's lease ran out, or a transfer took too long."""
+        self.latest = now
+        self.count(why)
         self.on(request, EXPIRED, now)
 
     def abandon(self) -> None:
@@ -317,14 +358,23 @@ class Gateway:
         for request in list(self.live.values()):
             self.refuse(request, Outcome.LOST, self.latest)
 
-    def _free_target(self, request: Request, now: int) -> None:
+    def gone(self, request: Request, now: int) -> None:
+        """A request leaves because its client did."""
+        request.epoch += 1
+        self.given_up.discard(request.id)
+        self.refuse(request, Outcome.CANCELLED, now)
+
+    def count(self, what: str) -> None:
+        """One more of something that went wrong."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def free_target(self, request: Request, now: int) -> None:
+        """The target's reservation goes back, to others who asked and to those who wait."""
         target, room = request.target, request.room
         if room is not None:
             request.room = None
             target.give_back(room, now)
-            self.grant(target, now)
-            if target.waiting:
-                target.poke(now)
+            self.relieved(target, now)
 
     def _fall_back(self, request: Request, now: int) -> None:
         """The handoff is over and its KV with it."""
@@ -346,6 +396,9 @@ class Gateway:
         request.source = request.target = request.pinned = request.room = None
         request.sent = request.flights = 0
         request.state = State.REVOKED
+        if request.id in self.given_up:
+            self.gone(request, now)
+            return
         self.clock.at(now + self.detection, MESSAGE, self._again, (request, request.epoch))
 
     def _again(self, now: int, about: tuple[Request, int]) -> None:

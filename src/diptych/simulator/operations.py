@@ -8,9 +8,12 @@ from diptych.design.axes import Role
 from diptych.design.design import Member
 from diptych.errors import Finding, InvalidInput
 from diptych.serving.handoff import State
+from diptych.serving.ownership import Heartbeats
+from diptych.simulator.clients import Clients
 from diptych.simulator.clock import FAULT, PS, ps
 from diptych.simulator.cluster import Cluster, Station
-from diptych.simulator.faults import FOREVER, Change, LinkSlow, Scale, Switch, WorkerDown
+from diptych.simulator.corruption import Corruption
+from diptych.simulator.faults import FOREVER, Cancels, Change, LinkCorrupts, LinkSlow, Scale, Switch, WorkerDown
 from diptych.simulator.gateway import Gateway
 from diptych.simulator.network import Port
 from diptych.simulator.request import Request
@@ -19,16 +22,21 @@ from diptych.simulator.request import Request
 class Operations:
     """What the outside does to a running fleet. `busy` says whether requests are still on their way."""
 
-    def __init__(self, cluster: Cluster, gateway: Gateway, changes: Sequence[Change]) -> None:
+    def __init__(self, cluster: Cluster, gateway: Gateway, changes: Sequence[Change], seed: int = 0) -> None:
         self.cluster, self.gateway, self.clock = cluster, gateway, cluster.clock
         self.downs: dict[int, int] = {}  # how many faults keep a worker down
         self.moving: dict[int, tuple[int, int]] = {}  # request → (epoch, since when its handoff moves)
-        self.pending = len(changes)  # changes still to come
         self.more = True  # requests still to come
         findings = [finding for change in changes for finding in _wrong(change, cluster)]
         if findings:
             raise InvalidInput(findings)
-        for change in changes:
+        self.changes: tuple[Change, ...] = tuple(change for change in changes if not isinstance(change, Cancels))
+        self.pending = len(self.changes)  # changes still to come
+        cancels = [change for change in changes if isinstance(change, Cancels)]
+        self.clients = Clients(gateway, cancels, seed) if cancels else None
+        corrupts = any(isinstance(change, LinkCorrupts) for change in changes)
+        self.corruption = Corruption(gateway, seed) if corrupts else None
+        for change in self.changes:
             self.clock.at(ps(change.at), FAULT, self._apply, change)
         if any(isinstance(change, WorkerDown | LinkSlow) for change in changes):
             self.clock.at(ps(cluster.policy.heartbeat), FAULT, self._sweep)
@@ -39,9 +47,11 @@ class Operations:
             self._down(change, now)
         elif isinstance(change, LinkSlow):
             self._slow(change, now)
+        elif isinstance(change, LinkCorrupts):
+            self._corrupt(change, now)
         elif isinstance(change, Scale):
             self._scale(change, now)
-        else:
+        elif isinstance(change, Switch):
             self._switch(change, now)
 
     # --- losses -----------------------------------------------------------------------------------------------------
@@ -82,6 +92,18 @@ class Operations:
         for port in ports:
             port.slow(1.0)
         self.cluster.network.changed(ports, now)
+
+    def _corrupt(self, fault: LinkCorrupts, now: int) -> None:
+        assert self.corruption is not None
+        self.corruption.faults.append(fault)
+        if fault.seconds != FOREVER:
+            self.pending += 1
+            self.clock.at(now + ps(fault.seconds), FAULT, self._intact, fault)
+
+    def _intact(self, now: int, fault: LinkCorrupts) -> None:
+        self.pending -= 1
+        assert self.corruption is not None
+        self.corruption.faults.remove(fault)
 
     def _ports(self, fault: LinkSlow) -> list[Port]:
         """The ports out of prefill workers and into decode workers that a fault means; one side is enough to slow a path."""
@@ -142,16 +164,18 @@ class Operations:
         """Renew the leases of sources whose target is heard; end those that ran out, and transfers that take too long."""
         gateway, leases = self.gateway, self.gateway.leases
         limit = ps(self.cluster.policy.handoff_timeout)
+        enqueued = self.cluster.policy.heartbeat_from is Heartbeats.ENQUEUE
         for request in list(gateway.live.values()):
             if request.state not in (State.OFFERED, State.MOVING):
                 continue
-            if request.target is not None or request.id not in leases.held:
+            heard = request.target is not None and (enqueued or request.state is State.MOVING)
+            if heard or request.id not in leases.held:
                 leases.grant(request.id, request.epoch, now)
             elif not leases.valid(request.id, request.epoch, now):
-                gateway.expire(request, now)
+                gateway.expire(request, now, "leases ran out")
                 continue
             if self._stuck(request, now, limit):
-                gateway.expire(request, now)
+                gateway.expire(request, now, "transfers timed out")
         for key in [key for key in leases.held if key not in gateway.live]:
             leases.end(key, leases.held[key].epoch)
         if self.more or self.pending or len(gateway.live) > len(gateway.held):
@@ -185,7 +209,7 @@ def _wrong(change: Change, cluster: Cluster) -> Iterable[Finding]:
             yield Finding("--fault", f"no {role} pool in this design", known)
     if isinstance(change, WorkerDown) and change.index is not None and change.index >= roles.get(change.role, 1 << 30):
         yield Finding("--fault", f"{change.role}[{change.index}]", f"an index below {roles[change.role]}")
-    if isinstance(change, LinkSlow):
+    if isinstance(change, LinkSlow | LinkCorrupts):
         if cluster.boundary is None:
             yield Finding("--fault", "no link in a colocated design", "a disaggregated design")
         for role, index in ((Role.PREFILL, change.prefill), (Role.DECODE, change.decode)):

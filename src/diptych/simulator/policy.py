@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from diptych.catalog.memory import MemoryTier
 from diptych.serving.admission import Admission
 from diptych.serving.fallback import Fallback
+from diptych.serving.ownership import Heartbeats
 from diptych.serving.residency import Retention
 from diptych.serving.router import Routing
 
@@ -20,6 +21,8 @@ class Policy:
     `per_chunk`: a push sends every chunk when it is computed; a layer-wise boundary sends within the chunk too.
     `round_trip`: from prefill's answer through the gateway to decode's read, in a pull.
     `lease`, `heartbeat`: how long a source is pinned for a target that is no longer heard (vLLM NIXL: 30 s, 5 s).
+    `heartbeat_from`: whether a target keeps a source alive that it has no room for yet, in a pull.
+    `cancel_twin`: a client's cancel reaches both halves of a handoff; without it the other one waits `handoff_timeout`.
     `handoff_timeout`: how long a handoff may wait or move (SGLang: 300 s). `detection`: from a loss to the gateway's answer.
     `start_up`: a new or switched worker loads weights and warms up.
     `fabric`: bytes/s that all handoffs together get through, where something between the ports is narrower than they are.
@@ -38,6 +41,8 @@ class Policy:
     round_trip: float = 1e-3
     lease: float = 30.0
     heartbeat: float = 5.0
+    heartbeat_from: Heartbeats = Heartbeats.ENQUEUE
+    cancel_twin: bool = True
     handoff_timeout: float = 300.0
     detection: float = 1.0
     start_up: float = 60.0

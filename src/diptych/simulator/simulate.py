@@ -101,7 +101,7 @@ class Run:
         for worker in self.cluster.serving():
             worker.done = self.gateway.done
         self.cluster.done = self.gateway.done
-        self.operations = Operations(self.cluster, self.gateway, faults)
+        self.operations = Operations(self.cluster, self.gateway, faults, seed)
         self.sampler = Sampler(self.cluster, self.gateway, PS)
         self.arrived = 0
 
@@ -190,7 +190,8 @@ class Run:
             energy=sum(worker.energy for worker in workers),
             seed=self.seed,
             limits=self._limits(),
-            notes=(),
+            notes=tuple(f"{count:,} {what}" for what, count in sorted(self.gateway.counts.items())),
+            counts=dict(sorted(self.gateway.counts.items())),
         )
 
     def _use(self, station: Station, end: int) -> WorkerUse:

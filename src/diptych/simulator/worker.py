@@ -48,6 +48,7 @@ class VirtualWorker(Batch[Request]):
     __slots__ = (
         "active",
         "asking",
+        "between",
         "busy",
         "convert",
         "debt",
@@ -57,6 +58,7 @@ class VirtualWorker(Batch[Request]):
         "first",
         "heap",
         "index",
+        "leaving",
         "load",
         "member",
         "number",
@@ -68,6 +70,7 @@ class VirtualWorker(Batch[Request]):
         "stretch",
         "table",
         "up",
+        "withdrawn",
     )
 
     def __init__(
@@ -94,7 +97,10 @@ class VirtualWorker(Batch[Request]):
         self.busy = self.steps = 0  # ps spent in steps, and how many
         self.load = 0  # prompt tokens routed here and not done: what a router sees
         self.asking: deque[Any] = deque()  # handoffs that wait for blocks here
-        self.debt = 0  # ps of conversions to do before the next step
+        self.between = False  # something is to be done before the next step:
+        self.debt = 0  # ps of conversions
+        self.leaving: list[Request] = []  # requests given up by their clients
+        self.withdrawn: Callable[[Request, int], None] | None = None  # told of each when it may go
         self.convert: Callable[[Request], int] | None = None  # ps of converting a prompt before it leaves
         self.stream: Callable[[Request, int, int, int], None] | None = None  # told of chunks whose KV may leave early
 
@@ -116,6 +122,13 @@ class VirtualWorker(Batch[Request]):
     def owe(self, duration: int) -> None:
         """The engine must convert KV for `duration` ps before its next step."""
         self.debt += duration
+        self.between = self.between or duration > 0
+
+    def withdraw(self, request: Request, now: int) -> None:
+        """A request is to go as soon as no step holds it: now, or at the next boundary."""
+        self.leaving.append(request)
+        self.between = True
+        self.poke(now)
 
     def poke(self, now: int) -> None:
         """Something joined the queue or blocks came free: begin if idle, else plan anew at the next boundary."""
@@ -169,9 +182,11 @@ class VirtualWorker(Batch[Request]):
 
     def begin(self, now: int, early: bool = False) -> None:
         """Plan the next step, or run of steps, from `now` on, and schedule its end."""
-        if self.debt:
-            self._convert(now)
-            return
+        if self.between:
+            self.apply(now)
+            if self.debt:
+                self._convert(now)
+                return
         count = self._join(now) if self.ready else self.plan()
         if not count:
             return
@@ -207,7 +222,7 @@ class VirtualWorker(Batch[Request]):
             self.done(self, now)
             if self.active or not self.up:
                 return
-        if self.batch or self.waiting or self.ready or self.partial:
+        if self.batch or self.waiting or self.ready or self.partial or self.between:
             self.begin(now)
 
     def awaits(self, number: int) -> bool:
@@ -221,7 +236,7 @@ class VirtualWorker(Batch[Request]):
             count = steps_until(now - start, self.first, self.difference) if self.stretch else 0
             if count >= self.stretch:
                 return  # the run ends there anyway
-        if self.waiting or self.partial or self.debt or not self.has_room(0, count):
+        if self.waiting or self.partial or self.between or not self.has_room(0, count):
             self.cut(now)
             return
         if count:
@@ -260,8 +275,22 @@ class VirtualWorker(Batch[Request]):
         self.up = self.active = False
         self.number += 1
         self.load = self.debt = 0
+        self.between = False
+        self.leaving.clear()
         self.asking.clear()
         self.forget()
+
+    def apply(self, now: int) -> None:
+        """Let go, between two steps, of those who leave. What that sets off finds the engine at this boundary."""
+        leaving, self.leaving = self.leaving, []
+        self.between = self.debt > 0
+        if not leaving:
+            return
+        assert self.withdrawn is not None
+        self.stretch, self.start, self.early, self.active = 0, now, False, True
+        for request in leaving:
+            self.withdrawn(request, now)
+        self.active = False
 
     def _convert(self, now: int) -> None:
         """A step without tokens: KV that arrived is brought into this engine's format."""
@@ -270,6 +299,7 @@ class VirtualWorker(Batch[Request]):
         self.number = number = self.number + 1
         heappush(self.heap, (now + self.debt, self.rank, number, self))
         self.debt = 0
+        self.between = bool(self.leaving)
 
     def _join(self, now: int) -> int:
         """Plan a step that sequences handed over may join."""
@@ -290,10 +320,16 @@ class VirtualWorker(Batch[Request]):
         for request, tokens in self.chunks:
             if request.started < 0:
                 request.started = now
-            if request.hands_off:
-                if self.convert is not None and request.computed + tokens >= request.todo:
-                    took += self.convert(request)
-                if self.stream is not None:
-                    self.stream(request, tokens, now, took)
+            if self.convert is not None and request.hands_off and request.computed + tokens >= request.todo:
+                took += self.convert(request)
+        if self.stream is not None:
+            self.tell(now, took)
         self.first = took
         return took
+
+    def tell(self, now: int, took: int) -> None:
+        """Tell of the chunks of a step of `took` ps whose KV may leave before their prompts are done."""
+        assert self.stream is not None
+        for request, tokens in self.chunks:
+            if request.hands_off:
+                self.stream(request, tokens, now, took)
