@@ -16,7 +16,9 @@ class Chunk:
     """A part of a prompt to compute: `tokens` from position `start` on.
 
     `blocks` hold positions 0 to start + len(tokens); those before `start` are filled. `sampling` is None unless this is the
-    prompt's last chunk, after which the first token is chosen. `prompt` are all of the prompt's tokens, for penalties.
+    prompt's last chunk, after which the first token is chosen. `prompt` are all of the prompt's tokens, for penalties;
+    `generated` are those at its end that an earlier attempt chose. `prompt_logprobs` is said with every chunk, of a prompt
+    that is computed from its first token on.
     """
 
     sequence: int
@@ -25,6 +27,8 @@ class Chunk:
     blocks: tuple[int, ...]
     sampling: Sampling | None = None
     prompt: tuple[int, ...] = ()
+    generated: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
