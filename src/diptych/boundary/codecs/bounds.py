@@ -75,7 +75,7 @@ def rounding(origin: Format, wanted: Format) -> Bound:
     if how is Method.RESCALE:
         return Bound(limit=limit) if wanted.element is Element.E4M3FN else Bound()
     if how is Method.DEQUANTISE:
-        return FLOAT32.then(Bound(relative, absolute=least))
+        return FLOAT32.then(Bound(relative, absolute=least, limit=limit))
     if how is Method.CAST:
         return Bound(relative, absolute=least, limit=limit)
     return FLOAT32.then(Bound(relative, steps=least, limit=limit))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,8 @@ class Codec:
         there = rounding(self.source, self.wire)
         if there.is_exact or not self.source.element.is_float:
             return there
-        return there.then(rounding(self.wire, self.source))
+        back = replace(rounding(self.wire, self.source), limit=np.inf)  # what came from there fits there
+        return there.then(back)
 
     def wire_bytes(self, shape: KvShape) -> int:
         """Bytes on the wire, travelling scales counted; compressed, the most they can be."""

@@ -65,14 +65,14 @@ def convert(kv: StoredKV, wanted: Format, scales: Floats | None = None, out: Sto
         InvalidInput: scales missing, or given where none are stored.
     """
     target = _room(kv, wanted, out)
-    _store_scales(kv, target, scales)
+    measured = _store_scales(kv, target, scales)
     factor = _factor(kv.form, wanted)
     if factor and _same_scales(kv, target, factor):
         copy_bytes(kv.codes, target.codes, kv.form.element, wanted.element)
     elif _is_unscaled(kv.form) and _is_unscaled(wanted):
         _cast(kv, target)
     else:
-        _rewrite(kv, target)
+        _rewrite(kv, target, measured)
     return target
 
 
@@ -111,23 +111,23 @@ def _room(kv: StoredKV, wanted: Format, out: StoredKV | None) -> StoredKV:
     return out
 
 
-def _store_scales(kv: StoredKV, target: StoredKV, given: Floats | None) -> None:
-    """Put the target's scales in place: given, taken over, or measured."""
+def _store_scales(kv: StoredKV, target: StoredKV, given: Floats | None) -> bool:
+    """Put the target's scales in place: given, taken over, or measured, which is told."""
     form = target.form
     if given is not None:
         quantise.write_scales(target, _checked(given, target))
     elif form.scaling.source in _UNSCALED:
-        return
+        return False
     elif form == kv.form:
         np.copyto(target.scales, kv.scales)
     elif form.scaling.source is ScaleSource.CHECKPOINT:
         raise InvalidInput(Finding("scales", f"{form} without its scales", "the checkpoint's, in float32"))
-    elif form.element is Element.NVFP4:
-        quantise.write_nvfp4_scales(kv, target)
     elif (factor := _factor(kv.form, form)) and _inherits(kv.form, form):
         quantise.write_scales(target, quantise.scale_values(kv) * np.float32(factor))
     else:
-        quantise.write_scales(target, quantise.measured_scales(kv, form))
+        quantise.measure_scales(kv, target)
+        return True
+    return False
 
 
 def _checked(scales: Floats, target: StoredKV) -> Floats:
@@ -142,7 +142,7 @@ def _checked(scales: Floats, target: StoredKV) -> Floats:
         ) from None
     if not (np.isfinite(found).all() and (found >= quantise.SMALLEST).all()):
         raise NotRepresentable(
-            Finding("scales", f"from {found.min()} to {found.max()}", "finite, and normal float32 above zero")
+            Finding("scales", f"from {found.min()} to {found.max()}", f"finite, and {quantise.SMALLEST:g} or more")
         )
     return found
 
@@ -160,17 +160,12 @@ def _cast(kv: StoredKV, target: StoredKV) -> None:
     cast(source, elements[0], room, elements[1])
 
 
-def _rewrite(kv: StoredKV, target: StoredKV) -> None:
-    """Through float32, a slab at a time."""
-    _refuse_not_finite(kv, target.form)
+def _rewrite(kv: StoredKV, target: StoredKV, measured: bool) -> None:
+    """Through float32, a slab at a time. Measuring has refused NaN and inf; integers under other scales have no code for them."""
+    if not measured and target.form.element in INTEGERS and kv.form.element not in INTEGERS:
+        quantise.peaks(kv, target.form)
     have, want = quantise.scale_values(kv), quantise.scale_values(target)
     room: NDArray[Any] = np.empty(max(quantise.SLAB, kv.shape.heads * kv.shape.dim), np.float32)
     for slab in quantise.slabs(kv.shape):
         size = (slab[2].stop - slab[2].start) * kv.shape.heads * kv.shape.dim
-        quantise.write(target, slab, want, quantise.read(kv, slab, have, room[:size]))
-
-
-def _refuse_not_finite(kv: StoredKV, form: Format) -> None:
-    """Measuring scales refuses NaN and inf by itself; integers under scales that were not measured have no code for them."""
-    if form.element in INTEGERS and form.scaling.source not in _FREE and kv.form.element not in INTEGERS:
-        quantise.peaks(kv, form)
+        quantise.write(target, slab, want, quantise.read(kv, slab, have, room[:size]), measured)

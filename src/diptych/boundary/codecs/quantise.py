@@ -31,8 +31,8 @@ TOP = {
 }
 """What the largest magnitude under a scale is stored as. Integers are symmetric: −128 and −8 are not used, so that a value and
 its negative lose the same."""
-SMALLEST = float(np.finfo(np.float32).smallest_normal)
-"""No scale is smaller: below, its reciprocal would not be finite, or it would not halve exactly."""
+SMALLEST = 2.0**-125
+"""No scale is smaller: twice the smallest normal float32, so that its half is one too, and its reciprocal is finite."""
 
 Slab = tuple[int, int, slice]
 
@@ -71,14 +71,21 @@ def _scale_dtype(form: Format) -> np.dtype[Any]:
     return np.dtype(np.float32) if wide else np.dtype(ml_dtypes.bfloat16)
 
 
-def measured_scales(kv: StoredKV, form: Format) -> Floats:
-    """The scales that put the largest magnitude they cover at the top of `form`'s range; one for what is all zeros.
+def measure_scales(kv: StoredKV, target: StoredKV) -> None:
+    """Store the scales that put the largest magnitude they cover at the top of the target's range; one for what is all zeros.
 
     Raises:
         NotRepresentable: NaN or inf among the values, which would leave no scale for their neighbours.
     """
-    peak = peaks(kv, form)
-    return np.where(peak > 0, np.maximum(peak / np.float32(TOP[form.element]), np.float32(SMALLEST)), np.float32(1))
+    peak = peaks(kv, target.form)
+    if target.form.element is Element.NVFP4:
+        _write_nvfp4_scales(peak, target)
+    else:
+        write_scales(target, _to_top(peak, TOP[target.form.element], SMALLEST))
+
+
+def _to_top(peak: Floats, top: float, floor: float) -> Floats:
+    return np.where(peak > 0, np.maximum(peak / np.float32(top), np.float32(floor)), np.float32(1))
 
 
 def peaks(kv: StoredKV, form: Format) -> Floats:
@@ -152,8 +159,8 @@ def read(kv: StoredKV, slab: Slab, scales: Floats, room: Floats) -> Floats:
     return values
 
 
-def write(kv: StoredKV, slab: Slab, scales: Floats, values: Floats) -> None:
-    """Store (tokens, heads, dim) values, which are overwritten on the way."""
+def write(kv: StoredKV, slab: Slab, scales: Floats, values: Floats, measured: bool) -> None:
+    """Store (tokens, heads, dim) values, which are overwritten on the way. Under `measured` scales no integer needs clipping."""
     element = kv.form.element
     tokens, heads = values.shape[:2]
     if not element.is_float and kv.form.scaling.source is not ScaleSource.UNIT:
@@ -166,9 +173,12 @@ def write(kv: StoredKV, slab: Slab, scales: Floats, values: Floats) -> None:
     if element in (Element.INT8, Element.INT4):
         top = np.float32(TOP[element])
         np.rint(flat, out=flat)
-        np.clip(flat, -top, top, out=flat)
-        whole = flat.astype(np.int8)
-        codes[:] = whole if element is Element.INT8 else pack(whole.view(np.uint8))
+        if not measured:
+            np.clip(flat, -top, top, out=flat)
+        if element is Element.INT8:
+            np.copyto(codes, flat, casting="unsafe")
+        else:
+            codes[:] = pack(flat.astype(np.int8).view(np.uint8))
     elif element is Element.NVFP4:
         codes[:] = pack(np.take(_e2m1_table(), rounded_to_odd(flat)))
     else:
@@ -213,19 +223,17 @@ def _nibble_values(element: Element) -> NDArray[np.uint64]:
     return np.stack([one[both & 15], one[both >> 4]], axis=1).reshape(-1).view(np.uint64)
 
 
-def write_nvfp4_scales(kv: StoredKV, target: StoredKV) -> None:
-    """Measure and store the two levels of nvfp4's scales: one float32 per layer and part, one e4m3fn per 16 elements above it.
+def _write_nvfp4_scales(peak: Floats, target: StoredKV) -> None:
+    """Store the two levels of nvfp4's scales: one float32 per layer and part, and above it one e4m3fn per 16 elements.
 
     The group's scale is rounded up, so that no value lies beyond the top code.
     """
-    peak = peaks(kv, target.form)
-    top = peak.max(axis=(2, 3, 4), keepdims=True)
-    most = np.float32(GRIDS[Element.E4M3FN].largest)
-    floor = np.float32(SMALLEST * 2.0**9)  # the smallest e4m3fn times it is still a normal number
-    shared = np.where(top > 0, np.maximum(top / np.float32(TOP[Element.NVFP4]) / most, floor), np.float32(1))
-    wanted = np.minimum(peak / np.float32(TOP[Element.NVFP4]) / shared, most)
+    top, most = np.float32(TOP[Element.NVFP4]), np.float32(GRIDS[Element.E4M3FN].largest)
+    floor = SMALLEST / GRIDS[Element.E4M3FN].smallest  # times the smallest group's scale, it is still a normal number
+    shared = _to_top(peak.max(axis=(2, 3, 4), keepdims=True), float(top * most), floor)
+    wanted = np.minimum(peak / top / shared, most)
     codes = wanted.astype(ml_dtypes.float8_e4m3fn)
     codes = (codes.view(np.uint8) + (codes.astype(np.float32) < wanted)).astype(np.uint8)
-    tensors = 4 * kv.shape.layers * kv.shape.parts
+    tensors = shared.nbytes
     target.scales[:tensors] = shared.reshape(-1).view(np.uint8)
     target.scales[tensors:] = codes.reshape(-1)
