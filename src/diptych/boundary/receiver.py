@@ -6,7 +6,7 @@ while (buffers := receiver.buffers()):
     for event in receiver.received(count) if count else receiver.close():
         ...
 ```
-It holds a header's bytes and one message's, whatever a sender claims: 128 KiB, or `MAX_MESSAGE` from the first long message on.
+It holds a header's bytes and one message's, whatever a sender claims: 256 KiB, or `MAX_MESSAGE` from the first long message on.
 A frame's place and length are checked against the table before its first byte of payload is read. Frames of KV may come in any
 order and any number of times; messages come to the caller at most once each.
 """
@@ -174,12 +174,20 @@ class Receiver:
         events: list[Event] = []
         view = memoryview(data).cast("B")
         while view and not self.closed:
-            buffer = self._open[0]
-            count = min(len(buffer), len(view), _SLICE)
-            buffer[:count] = view[:count]
+            count = self._fill(view[:_SLICE])
             events += self.received(count)
             view = view[count:]
         return events
+
+    def _fill(self, data: memoryview) -> int:
+        count = 0
+        for piece in self._open:
+            step = min(len(piece), len(data) - count)
+            piece[:step] = data[count : count + step]
+            count += step
+            if count == len(data):
+                break
+        return count
 
     def close(self) -> list[Event]:
         """The connection has ended, and no read is under way any more. The blocks of a frame under way are missing again."""
