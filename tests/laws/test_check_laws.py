@@ -18,7 +18,7 @@ from diptych.engines.role import Connector, EnvValue, RoleConfig
 CATALOG = Catalog.load()
 COMPARE = {
     *(f"VN{number}" for number in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 26, 30)),
-    *("VM1", "VM2", "VM3", "SG1", "SG2", "SG3", "SG6", "SG7", "TR1", "PD1", "PD2"),
+    *("VM1", "VM2", "VM3", "SG1", "SG2", "SG3", "SG6", "SG7", "TR1", "PD1"),
 }
 """Rules that lay one side beside the other, and hence have nothing to say of two that are alike."""
 

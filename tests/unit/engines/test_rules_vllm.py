@@ -278,6 +278,26 @@ CASES: list[Case] = [
     ),
     ("VN30", lambda: vllm({"tp": 4}, {"tp": 1}), lambda: vllm({"tp": 1}, {"tp": 4})),
     (
+        "VN31",
+        lambda: both({"attention_backend": "FLASH_ATTN", "kv_cache_dtype": "fp8"}, gpus=("H100", "L40S")),
+        lambda: both({"attention_backend": "FLASHINFER", "kv_cache_dtype": "fp8"}, gpus=("H100", "L40S")),
+    ),
+    (
+        "VN31",
+        lambda: both({"attention_backend": "FLASH_ATTN_MLA"}, gpus=("H100", "B200"), model="DeepSeek-V3"),
+        lambda: both({"attention_backend": "FLASHMLA"}, gpus=("H100", "B200"), model="DeepSeek-V3"),
+    ),
+    (
+        "VN31",
+        lambda: both({"attention_backend": "FLASHINFER"}, gpus=("H100", "MI300X")),
+        lambda: both({"attention_backend": "TRITON_ATTN"}, gpus=("H100", "MI300X")),
+    ),
+    (
+        "VN31",
+        lambda: both({"attention_backend": "FLASH_ATTN"}, model="DeepSeek-V3"),
+        lambda: both({"attention_backend": "FLASH_ATTN"}),
+    ),
+    (
         "VM1",
         lambda: vllm({"block_size": 16}, {"block_size": 32, "kv_cache_dtype": "fp8"}, over=MOONCAKE),
         lambda: both({"block_size": 16}, over=MOONCAKE),
@@ -424,6 +444,24 @@ def test_model_dtypes_that_do_not_reach_the_cache_are_refused_without_need():
 def test_a_name_that_is_not_known_is_not_called_the_same_model():
     (clash,) = clashes(all_rules(), "VN3", vllm(None, {"model": "acme/own"}))
     assert not clash.is_spurious
+
+
+def test_the_backend_that_both_accelerators_run_is_named():
+    (clash,) = clashes(all_rules(), "VN5", vllm(gpus=("H100", "B200")))
+    assert clash.change == "set --attention-backend FLASH_ATTN on both roles"
+    (clash,) = clashes(all_rules(), "VN5", both({"kv_cache_dtype": "fp8"}, gpus=("H100", "L40S")))
+    assert clash.change == "set --attention-backend FLASHINFER on both roles"
+    (clash,) = clashes(all_rules(), "VN5", vllm(gpus=("H100", "MI300X")))
+    assert clash.change == "set --attention-backend TRITON_ATTN on both roles"
+    for name in ("FLASH_ATTN", "TRITON_ATTN"):
+        assert clashes(all_rules(), "VN31", both({"attention_backend": name}, gpus=("H100", "B200"))) == []
+
+
+def test_a_draft_inherits_the_targets_format_which_is_told_once():
+    joint = vllm({"speculative": MTP}, {"speculative": MTP, "kv_cache_dtype": "fp8"})
+    assert clashes(all_rules(), "VN6", joint) == []
+    named = {**MTP, "kv_cache_dtype": "bfloat16"}
+    assert clashes(all_rules(), "VN6", vllm({"speculative": MTP}, {"speculative": named}))
 
 
 def test_a_typo_names_what_was_meant():

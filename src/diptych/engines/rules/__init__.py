@@ -13,6 +13,7 @@ from diptych.engines.rules import (
     pair,
     sglang,
     trtllm,
+    vllm_backend,
     vllm_config,
     vllm_geometry,
     vllm_identity,
@@ -21,7 +22,7 @@ from diptych.engines.rules import (
 )
 
 _MODULES = (
-    *(pair, vllm_config, vllm_identity, vllm_geometry, vllm_mooncake),
+    *(pair, vllm_config, vllm_identity, vllm_geometry, vllm_mooncake, vllm_backend),
     *(sglang, trtllm, lmcache, orchestrators),
 )
 

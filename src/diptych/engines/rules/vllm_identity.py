@@ -7,6 +7,7 @@ from typing import Any
 
 from diptych.boundary.element import Element, ScaleSource
 from diptych.catalog.model import Model
+from diptych.engines.backends import shared_backend
 from diptych.engines.resolve import Joint
 from diptych.engines.resolve_stored import same_bytes
 from diptych.engines.resolve_vllm import brings_kv_scales, handoff, transfer_mode
@@ -153,12 +154,29 @@ def _one_backend(joint: Joint) -> Iterator[Clash]:
     yield Clash(
         " or ".join(ours),
         " or ".join(theirs),
-        "set one --attention-backend that both accelerators run",
+        _shared(joint),
         both(joint, "attention_backend"),
         ""
         if joint.prefill.attention_backend and joint.decode.attention_backend
         else "not pinned: each role takes its default",
     )
+
+
+def _shared(joint: Joint) -> str:
+    """The backend that both accelerators run with what they store, in vLLM's order of preference."""
+    sides = (
+        (joint.prefill_gpu, joint.prefill_stored.element),
+        (joint.decode_gpu, joint.decode_stored.element),
+    )
+    known = [(gpu, element.dtype) for gpu, element in sides if gpu is not None and element is not None]
+    if joint.model is None or len(known) < 2:
+        return "set one --attention-backend that both accelerators run"
+    found = shared_backend(joint.model, *known)
+    if found is None:
+        return (
+            "no attention backend runs on both accelerators with these KV formats: choose another format or accelerator"
+        )
+    return f"set --attention-backend {found.name} on both roles"
 
 
 def _one_manager(joint: Joint) -> Iterator[Clash]:
@@ -175,7 +193,7 @@ def _one_manager(joint: Joint) -> Iterator[Clash]:
             both(joint, "hybrid_kv_manager"),
             "a connector without support for it turns it off" if joint.prefill.hybrid_kv_manager is None else "",
         )
-    drafts = _draft(joint.prefill), _draft(joint.decode)
+    drafts = _draft(joint.prefill, joint), _draft(joint.decode, joint)
     if release in DRAFT_HASHED and drafts[0] != drafts[1]:
         change = "give both roles the same --speculative-config"
         yield Clash(_drafted(drafts[0]), _drafted(drafts[1]), change, both(joint, "speculative"))
@@ -184,15 +202,20 @@ def _one_manager(joint: Joint) -> Iterator[Clash]:
 _WITH_HIDDEN_STATES = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 
 
-def _draft(role: RoleConfig) -> Mapping[str, Any]:
-    """What of a speculative configuration is hashed (config/speculative.py `use_eagle`); empty for drafts that leave no KV."""
+def _draft(role: RoleConfig, joint: Joint) -> Mapping[str, Any]:
+    """What of a speculative configuration is hashed (config/speculative.py `use_eagle`); empty for drafts that leave no KV.
+
+    The draft's KV format is compared where one side names it; where both inherit the target's, that is VN4's business.
+    """
     method = str(role.speculative.get("method") or "").casefold()
     method = "mtp" if method.endswith("_mtp") else method
     if method not in _WITH_HIDDEN_STATES:
         return {}
     hashed = ("model", "revision", "code_revision", "parallel_drafting")
-    inherited = role.speculative.get("kv_cache_dtype") or role.kv_cache_dtype
-    return {"method": method, **{name: role.speculative.get(name) for name in hashed}, "kv_cache_dtype": inherited}
+    found = {"method": method, **{name: role.speculative.get(name) for name in hashed}}
+    if any(each.speculative.get("kv_cache_dtype") for each in (joint.prefill, joint.decode)):
+        found["kv_cache_dtype"] = role.speculative.get("kv_cache_dtype") or role.kv_cache_dtype
+    return found
 
 
 def _drafted(draft: Mapping[str, Any]) -> str:
