@@ -95,13 +95,12 @@ def test_slices_of_any_length_join(origin: E, wanted: E, size: int) -> None:
 
 
 def test_rounding_to_odd_keeps_what_a_second_rounding_needs() -> None:
-    tie = np.array([1 + 2**-4], np.float32)  # half way between two e4m3fn values
-    beside = np.nextafter(tie, np.float32([0, 2]).max(), dtype=np.float32)
-    assert rounded_to_odd(tie)[0] & 1 == 0
-    assert rounded_to_odd(beside)[0] & 1 == 1
-    made = np.zeros(2, DTYPES[E.E4M3FN])
-    cast_slice(np.concatenate([tie, beside]), E.FP32, made, E.E4M3FN)
-    assert made.astype(np.float32).tolist() == [1.0, 1.125]
+    tie = np.float32(1 + 2**-4)  # half way between two e4m3fn values
+    values = np.array([tie, np.nextafter(tie, np.float32(2)), np.nextafter(tie, np.float32(0))], np.float32)
+    assert (bits(rounded_to_odd(values)) & 1).tolist() == [0, 1, 1]
+    made = np.zeros(3, DTYPES[E.E4M3FN])
+    cast(values, E.FP32, made, E.E4M3FN)
+    assert made.astype(np.float32).tolist() == [1.0, 1.125, 1.0]
 
 
 @pytest.mark.skipif(not vector.is_installed(), reason="numkong is not installed")

@@ -5,8 +5,8 @@ target has it (fp32, bf16, fp16, e5m2) and becomes the largest finite value wher
 conversions; NaN stays NaN.
 
 Exact by construction: what ml_dtypes and numpy say of every code of a 16-bit format, or of every pair of 8-bit codes, is a
-table. fp32 goes through bf16 rounded to odd, which keeps enough of it that rounding again is rounding once. Where numkong is
-installed, `vector` does the same several times as fast.
+table. fp32 reaches eight bits through bf16 rounded to odd, which keeps enough that rounding again is rounding once. Where
+numkong is installed, `vector` does the same several times as fast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diptych.boundary.codecs import vector
 from diptych.boundary.codecs.bits import INF, UNSIGNED, Array, bits, largest
@@ -29,24 +28,25 @@ CHUNK = 65536
 def cast(source: Array, origin: Element, target: Array, wanted: Element) -> None:
     """Write `source`, of format `origin`, into `target`, of format `wanted`: one-dimensional, contiguous, of equal length."""
     assert source.size == target.size, f"{source.size} elements into {target.size}"
-    fast = _trusted(origin, wanted)
+    narrowed = origin is Element.FP32 and wanted.bits == 8
+    kind = Element.BF16 if narrowed else origin
+    fast = _trusted(kind, wanted)
     with np.errstate(all="ignore"):
         for start in range(0, source.size, CHUNK):
-            piece = slice(start, start + CHUNK)
-            if fast is None or not fast(source[piece], target[piece]):
-                cast_slice(source[piece], origin, target[piece], wanted)
+            values, room = source[start : start + CHUNK], target[start : start + CHUNK]
+            values = rounded_to_odd(values) if narrowed else values
+            if fast is None or not fast(values, room):
+                cast_slice(values, kind, room, wanted)
 
 
 def cast_slice(source: Array, origin: Element, target: Array, wanted: Element) -> None:
-    """The same for a slice that fits the cache, by numpy and ml_dtypes alone."""
+    """The same for a slice that fits the cache, by numpy and ml_dtypes alone; not from fp32 to eight bits."""
     if origin is wanted or (origin, wanted) == (Element.BF16, Element.FP32):
         np.copyto(target, source, casting="unsafe")
     elif origin is Element.FP32 and wanted.bits == 16:
         np.copyto(target, source, casting="unsafe")
         if largest(target) >= INF[wanted]:
             target[:] = rounded(source, wanted)
-    elif origin is Element.FP32:
-        np.take(_table(Element.BF16, wanted), rounded_to_odd(source), out=bits(target), mode="clip")
     elif origin.bits == 16:
         np.take(_table(origin, wanted), bits(source), out=bits(target), mode="clip")
     else:
@@ -80,8 +80,9 @@ def rounded(values: Array, wanted: Element) -> Array:
     return narrow
 
 
-def rounded_to_odd(values: Array) -> NDArray[np.uint16]:
-    """The upper half of float32 codes, with the last bit set if anything was cut off.
+def rounded_to_odd(values: Array) -> Array:
+    """The bf16 above or below a float32 that is not one, whichever has an odd code: the upper half, its last bit set if any was
+    cut off.
 
     Rounding that to fewer bits gives what rounding the float32 would: a value beside a tie stays beside it.
     S. Boldo, G. Melquiond, "Emulation of a FMA and correctly rounded sums", 2008.
@@ -91,7 +92,7 @@ def rounded_to_odd(values: Array) -> NDArray[np.uint16]:
     sticky += np.uint32(0xFFFF)  # carries into bit 16 unless the lower half was zero
     sticky |= codes
     sticky >>= 16
-    return sticky.astype(np.uint16)
+    return sticky.astype(np.uint16).view(DTYPES[Element.BF16])
 
 
 @cache

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.boundary.codecs.bits import Array, magnitudes
+from diptych.boundary.codecs.bits import Array, bits, magnitudes
 from diptych.boundary.codecs.casting import cast, rounded_to_odd
 from diptych.boundary.codecs.refusals import NotRepresentable
 from diptych.boundary.codecs.stored import Bytes, Floats, KvShape, StoredKV, scale_dims
@@ -22,7 +22,7 @@ from diptych.boundary.element import Element, ScaleGranularity, ScaleSource
 from diptych.boundary.format import Format
 from diptych.errors import Finding
 
-SLAB = 32768
+SLAB = 131072
 """Elements at a time: a float32 slab and its codes stay in a core's second-level cache."""
 TOP = {
     **{element: GRIDS[element].largest for element in (Element.E4M3FN, Element.E4M3FNUZ, Element.E5M2)},
@@ -180,7 +180,7 @@ def write(kv: StoredKV, slab: Slab, scales: Floats, values: Floats, measured: bo
         else:
             codes[:] = pack(flat.astype(np.int8).view(np.uint8))
     elif element is Element.NVFP4:
-        codes[:] = pack(np.take(_e2m1_table(), rounded_to_odd(flat)))
+        codes[:] = pack(np.take(_e2m1_table(), bits(rounded_to_odd(flat))))
     else:
         cast(flat, Element.FP32, codes, element)
 

@@ -44,9 +44,8 @@ def caster(origin: Element, wanted: Element) -> Caster | None:
     """The vector cast of a pair of formats; None where there is none, or it is no faster."""
     if numkong is None or origin is wanted or not {origin, wanted} <= _NAMES.keys():
         return None
-    if {origin, wanted} == {Element.FP32, Element.BF16} or (origin.bits == 8 and wanted.bits == 8):
-        return None
-    return _caster(origin, wanted)
+    slow = {origin, wanted} == {Element.FP32, Element.BF16} or (origin.bits != 16 and wanted.bits == 8)
+    return None if slow else _caster(origin, wanted)
 
 
 def _caster(origin: Element, wanted: Element) -> Caster:
