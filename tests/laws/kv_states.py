@@ -80,6 +80,14 @@ def formats(draw: st.DrawFn) -> Format:
     return Format(element, NO_SCALES if element.is_float else draw(scalings()))
 
 
+@st.composite
+def shardings(draw: st.DrawFn) -> Shard:
+    """Of a whole worker more often than of a rank."""
+    tp, pp, dp = draw(sizes), draw(sizes), draw(sizes)
+    ranks = [draw(st.none() | st.none() | st.integers(0, size - 1)) for size in (tp, pp, dp)]
+    return Shard(tp, pp, dp, draw(st.sampled_from((*6 * (1,), 2))), *ranks)
+
+
 storages = st.builds(
     Storage,
     st.sampled_from((1, 16, 32, 128)),
@@ -87,7 +95,7 @@ storages = st.builds(
     st.sampled_from((0, 0, 65536)),
     st.sampled_from((*6 * ("",), "vllm-cpu")),
 )
-shards = st.builds(Shard, sizes, sizes, sizes, st.sampled_from((*6 * (1,), 2)))
+shards = shardings()
 holdings = st.builds(Holding, st.sampled_from(TierKind), st.sampled_from(("", "p0", "d1")), st.integers(0, 2**40))
 states = st.builds(KVState, identities(), models(), formats(), storages, shards, holdings)
 

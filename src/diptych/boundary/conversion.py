@@ -58,10 +58,6 @@ class Conversion:
     bound: str
     obstacle: str = ""
 
-    @property
-    def is_possible(self) -> bool:
-        return bool(self.sides)
-
 
 @dataclass(frozen=True, slots=True)
 class Grid:

@@ -87,4 +87,4 @@ def _order(order: tuple[tuple[int, ...], ...]) -> str:
 
 
 def _summary(shapes: dict[Layers, Layers]) -> str:
-    return "; ".join(str(entry) for entry in shapes.values())
+    return "; ".join(map(str, shapes.values()))

@@ -47,6 +47,15 @@ class Layers:
         if findings:
             raise InvalidInput(findings)
 
+    def __str__(self) -> str:
+        widths = {
+            LayerKind.STATE: f"{self.state_elements:g} elements",
+            LayerKind.LATENT: f"{self.latent_rank} + {self.rope_dim}",
+        }
+        shape = widths.get(self.kind, f"{self.kv_heads} heads of {self.head_dim} + {self.v_head_dim}")
+        kept = f", {self.window} tokens kept" if self.window else ""
+        return f"{self.count} {self.kind} of {shape}{kept}" + (f", {self.compress} to 1" if self.compress > 1 else "")
+
     @property
     def is_shared(self) -> bool:
         """One stored vector serves all heads, so that every TP rank needs it whole."""

@@ -64,6 +64,7 @@ def _obstacles(produced: KVState, consumed: KVState, formats: Formats) -> Iterat
         yield _blocked("layers.state_format", mine, theirs, "no step casts the state of linear-attention layers")
     if produced.shard.tp != consumed.shard.tp:
         yield from _unsplittable(produced, consumed)
+    yield from _other_ranks(produced, consumed)
     if _moved(produced, consumed) and any(each.element is Element.NVFP4 for each in formats):
         yield _blocked(
             "storage", *pair(_place, produced, consumed), "nvfp4 keeps its scales in the order of its kernel's blocks"
@@ -100,6 +101,31 @@ def _unsplittable(produced: KVState, consumed: KVState) -> Iterator[Difference]:
     values = (f"tp {produced.shard.tp}", f"tp {consumed.shard.tp}")
     if any(layers.kind is LayerKind.STATE for layers in produced.layers):
         yield _blocked("shard.tp", *values, "how ranks split the state of linear-attention layers is not described")
+
+
+def _other_ranks(produced: KVState, consumed: KVState) -> Iterator[Difference]:
+    """Two ranks must have a head and a layer in common. A rank beside a whole worker is told: it holds a part."""
+    for name, held, what in (("tp_rank", _heads, "head"), ("pp_rank", _stage, "layer")):
+        mine, theirs = getattr(produced.shard, name), getattr(consumed.shard, name)
+        said = (shown(mine), shown(theirs))
+        if (mine is None) != (theirs is None):
+            yield Difference(f"shard.{name}", *said, Weight.UNVERIFIED, "one side is a rank, the other a whole worker")
+        elif held(produced).isdisjoint(held(consumed)):
+            yield _blocked(f"shard.{name}", *said, f"the ranks have no {what} in common")
+
+
+def _heads(state: KVState) -> set[tuple[int, int]]:
+    """(heads of the layer, head) of all that a rank or a worker holds; where nothing is split by heads, the one vector."""
+    rank, split = state.shard.tp_rank, {each.heads for each in state.layers if each.kind is not LayerKind.STATE}
+    runs = ((heads, range(heads) if rank is None else state.shard.heads(rank, heads)) for heads in split)
+    return {(heads, head) for heads, run in runs for head in run} or {(0, rank or 0)}
+
+
+def _stage(state: KVState) -> set[int]:
+    """The layers that a stage or a worker holds."""
+    count = max(state.num_layers, sum(state.shard.stage_layers))
+    stage = state.shard.pp_rank
+    return set(range(count) if stage is None else state.shard.layers(stage, count))
 
 
 def _moved(produced: KVState, consumed: KVState) -> bool:

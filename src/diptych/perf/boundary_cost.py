@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from diptych.boundary.contract import DEFAULT_POLICY, Contract, Policy, Step, contract
+from diptych.boundary.contract import DEFAULT_POLICY, Contract, Policy, contract
 from diptych.boundary.descriptor import KVState
 from diptych.boundary.format import Format
+from diptych.boundary.steps import Step
 from diptych.catalog.interconnect import Link
 from diptych.design.axes import Worker
 from diptych.design.boundary import Side

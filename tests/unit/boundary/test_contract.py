@@ -249,7 +249,38 @@ def test_other_shapes_and_orders_of_layers_are_another_model() -> None:
     assert contract(state, replace(state, layers=(two, one))).verdict is Verdict.CONSUME
     assert contract(state, swapped).reasons[0].where == "layers.index"
     assert [each.where for each in contract(state, unordered).unverified] == ["layers.index"]
-    assert contract(state, replace(state, layers=(one,))).reasons[0].where == "layers"
+    fewer = contract(state, replace(state, layers=(one,))).reasons[0]
+    assert (fewer.where, fewer.consumed) == ("layers", "1 sliding of 8 heads of 64 + 64, 128 tokens kept")
+
+
+@pytest.mark.parametrize(
+    ("produced", "consumed", "why"),
+    [
+        (Shard(tp=4, tp_rank=0), Shard(tp=4, tp_rank=0), ""),
+        (Shard(tp=4, tp_rank=0), Shard(tp=4, tp_rank=1), "the ranks have no head in common"),
+        (Shard(tp=2, tp_rank=0), Shard(tp=4, tp_rank=1), ""),
+        (Shard(tp=2, tp_rank=0), Shard(tp=4, tp_rank=2), "the ranks have no head in common"),
+        (Shard(tp=16, tp_rank=0), Shard(tp=16, tp_rank=1), ""),
+        (Shard(pp=2, pp_rank=0), Shard(pp=2, pp_rank=1), "the ranks have no layer in common"),
+        (Shard(pp=2, pp_rank=1), Shard(pp=4, pp_rank=3), ""),
+        (Shard(pp=2, pp_rank=1, stage_layers=(1, 3)), Shard(pp=4, pp_rank=1), ""),
+        (Shard(dp=2, dp_rank=0), Shard(dp=2, dp_rank=1), ""),
+    ],
+)
+def test_ranks_hand_over_what_both_hold(produced: Shard, consumed: Shard, why: str) -> None:
+    found = contract(replace(BASE, shard=produced), replace(BASE, shard=consumed))
+    assert [reason.why for reason in found.reasons] == ([why] if why else [])
+
+
+def test_a_latent_is_whole_on_every_rank() -> None:
+    latent = replace(BASE, layers=(Layers(LayerKind.LATENT, 4, latent_rank=512, rope_dim=64),))
+    sides = (replace(latent, shard=Shard(tp=4, tp_rank=rank)) for rank in (0, 3))
+    assert contract(*sides).verdict is Verdict.CONSUME
+
+
+def test_a_rank_beside_a_whole_worker_is_told() -> None:
+    found = contract(replace(BASE, shard=Shard(tp=2, tp_rank=0)), BASE)
+    assert [each.where for each in found.unverified] == ["shard.tp_rank"]
 
 
 def test_unknown_scales_of_a_checkpoint_are_taken_on_trust_aloud() -> None:
