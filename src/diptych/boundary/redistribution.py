@@ -107,10 +107,10 @@ def _other_ranks(produced: KVState, consumed: KVState) -> Iterator[Difference]:
     """Two ranks must have a head and a layer in common. A rank beside a whole worker is told: it holds a part."""
     for name, held, what in (("tp_rank", _heads, "head"), ("pp_rank", _stage, "layer")):
         mine, theirs = getattr(produced.shard, name), getattr(consumed.shard, name)
-        said = (shown(mine), shown(theirs))
+        said, parts = (shown(mine), shown(theirs)), (held(produced), held(consumed))
         if (mine is None) != (theirs is None):
             yield Difference(f"shard.{name}", *said, Weight.UNVERIFIED, "one side is a rank, the other a whole worker")
-        elif held(produced).isdisjoint(held(consumed)):
+        elif parts[0] != parts[1] and parts[0].isdisjoint(parts[1]):
             yield _blocked(f"shard.{name}", *said, f"the ranks have no {what} in common")
 
 

@@ -260,6 +260,7 @@ def test_other_shapes_and_orders_of_layers_are_another_model() -> None:
         (Shard(tp=4, tp_rank=0), Shard(tp=4, tp_rank=1), "the ranks have no head in common"),
         (Shard(tp=2, tp_rank=0), Shard(tp=4, tp_rank=1), ""),
         (Shard(tp=2, tp_rank=0), Shard(tp=4, tp_rank=2), "the ranks have no head in common"),
+        (Shard(tp=2, tp_rank=1), Shard(tp=8, tp_rank=1), "the ranks have no head in common"),
         (Shard(tp=16, tp_rank=0), Shard(tp=16, tp_rank=1), ""),
         (Shard(pp=2, pp_rank=0), Shard(pp=2, pp_rank=1), "the ranks have no layer in common"),
         (Shard(pp=2, pp_rank=1), Shard(pp=4, pp_rank=3), ""),
