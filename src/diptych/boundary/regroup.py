@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -78,6 +78,34 @@ def regroup(source: Paged, target: Paged) -> None:
         length = end - start
         piece = have[:, source.table[block], at : at + length]
         room[:, target.table[into], to : to + length] = piece
+
+
+def gathered(parts: Sequence[Paged]) -> Array:
+    """A request out of its pools, one per part: (layers, parts, tokens, heads, width), as codecs take it."""
+    layers, _, _, *rest = parts[0].view.shape
+    values = np.empty((layers, len(parts), parts[0].tokens, *rest), parts[0].pool.dtype)
+    for index, part in enumerate(parts):
+        regroup(part, _one_block(values, index))
+    return values
+
+
+def scattered(values: Array, parts: Sequence[Paged]) -> None:
+    """A request into its pools, one per part: the way back of `gathered`.
+
+    Raises:
+        WrongLength: as many pools as parts are needed, each for what it gets.
+    """
+    if values.ndim != 5 or values.shape[1] != len(parts):
+        raise WrongLength(
+            Finding("values", f"of shape {values.shape}", f"(layers, {len(parts)}, tokens, heads, width)")
+        )
+    for index, part in enumerate(parts):
+        regroup(_one_block(values, index), part)
+
+
+def _one_block(values: Array, part: int) -> Paged:
+    """One part of a contiguous request as a pool of one block as long as it is."""
+    return Paged(values[:, part][:, None], Layout.LBNHC, (0,), values.shape[2])
 
 
 def _runs(tokens: int, size: int, other: int) -> Iterator[tuple[int, int]]:

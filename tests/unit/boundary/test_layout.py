@@ -10,7 +10,7 @@ import pytest
 from diptych.boundary.codecs.refusals import WrongLength
 from diptych.boundary.descriptor import Layout
 from diptych.boundary.layout import empty_pool, logical, permuted
-from diptych.boundary.regroup import Paged, Pages, copy_pages, regroup
+from diptych.boundary.regroup import Paged, Pages, copy_pages, gathered, regroup, scattered
 from diptych.errors import InvalidInput
 
 KNOWN = [layout for layout in Layout if layout is not Layout.UNKNOWN]
@@ -105,6 +105,17 @@ def test_pools_of_another_kind_are_refused() -> None:
         pool = empty_pool(Layout.LBNHC, 1, 4, 32, heads, width, np.dtype(dtype))
         with pytest.raises(WrongLength):
             regroup(source, Paged(pool, Layout.LBNHC, (0,), tokens))
+
+
+def test_values_scatter_into_pools_and_gather_again() -> None:
+    values = np.arange(2 * 2 * 37 * 3 * 4, dtype=np.int32).reshape(2, 2, 37, 3, 4)
+    pools = [paged(Layout.BHLNC, 16, 37, 1), paged(Layout.BHLNC, 16, 37, 2)]
+    scattered(values, pools)
+    np.testing.assert_array_equal(read(pools[1]), values[:, 1])
+    np.testing.assert_array_equal(gathered(pools), values)
+    for wrong in (values[:, :1], values[0], values[:, :, :36]):
+        with pytest.raises(WrongLength):
+            scattered(wrong, pools)
 
 
 STRIDE_P, STRIDE_D, PAYLOAD = 131_072, 147_456, 131_072
