@@ -5,6 +5,7 @@ Unlike a catalog file, a manifest has several documents, anchors with merge keys
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ _SCALARS = frozenset(
 _COLLECTIONS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq"))
 _MERGE = "tag:yaml.org,2002:merge"
 _EXPECTED = "a plain manifest"
+_ONE_VALUE = ("bool", "int", "float", "null")
+_PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,8 @@ def load_text(text: str, name: str) -> list[Node]:
     """The documents of a YAML or JSON text. `name` begins every place. Raises InvalidInput with every finding."""
     if len(text) > MAX_BYTES:
         raise InvalidInput(Finding(name, f"{len(text):,} characters", f"at most {MAX_BYTES:,}"))
+    if text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
+        text = _PAIR.sub(_joined, text)
     try:
         _scan(text, name)
         roots = list(yaml.compose_all(text, Loader=yaml.CSafeLoader))
@@ -117,15 +122,30 @@ def load_text(text: str, name: str) -> list[Node]:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         expected = "what `helm template` makes of it" if "{{" in text else _EXPECTED
         raise InvalidInput(Finding(f"{name}{line}", f"not YAML: {error.problem or error.context}", expected)) from None
+    except UnicodeEncodeError:
+        raise InvalidInput(Finding(name, "not UTF-8 text", _EXPECTED)) from None
     except yaml.YAMLError as error:
         raise InvalidInput(Finding(name, f"not YAML: {str(error).splitlines()[0]}", _EXPECTED)) from None
     builder = _Builder(name)
     documents = [builder.build(root) for root in roots if root is not None]
     if builder.findings and "{{" in text:
-        raise InvalidInput(Finding(builder.findings[0].where, "a template, not YAML yet", "what `helm template` makes of it"))
+        raise InvalidInput(
+            Finding(builder.findings[0].where, "a template, not YAML yet", "what `helm template` makes of it")
+        )
     if builder.findings:
         raise InvalidInput(builder.findings)
     return documents
+
+
+def _joined(pair: re.Match[str]) -> str:
+    """JSON writes a character beyond the first 65,536 as two escapes, which YAML refuses: as itself both read it."""
+    high, low = int(pair[2], 16), int(pair[3], 16)
+    return pair[1] + chr(0x10000 + ((high & 0x3FF) << 10) + (low & 0x3FF))
+
+
+def _short(text: str) -> str:
+    """Somebody else's text as it may stand in a message."""
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _scan(text: str, name: str) -> None:
@@ -154,15 +174,17 @@ class _Builder:
 
     def __init__(self, name: str) -> None:
         self.name, self.built = name, 0
+        self.values = yaml.constructor.SafeConstructor()
         self.findings: list[Finding] = []
 
     def build(self, node: yaml.Node, depth: int = 0) -> Node:
         self.built += 1
         where = self._place(node)
         if self.built > MAX_NODES or depth > MAX_DEPTH:
-            raise InvalidInput(Finding(where, f"aliases unfold to more than {MAX_NODES:,} values", _EXPECTED))
+            what = f"{MAX_NODES:,} values" if depth <= MAX_DEPTH else f"{MAX_DEPTH} levels"
+            raise InvalidInput(Finding(where, f"aliases unfold to more than {what}", _EXPECTED))
         if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
-            self.findings.append(Finding(where, f"tag {node.tag} is not read", "a plain list or mapping"))
+            self.findings.append(Finding(where, f"tag {_short(node.tag)} is not read", "a plain list or mapping"))
         if isinstance(node, yaml.MappingNode):
             return Node(self._mapping(node, depth), where)
         if isinstance(node, yaml.SequenceNode):
@@ -180,27 +202,33 @@ class _Builder:
             where = self._place(key)
             if key.tag == _MERGE:
                 for source in child.value if isinstance(child, yaml.SequenceNode) else [child]:
-                    built = self.build(source, depth + 1).value
-                    merged |= (
-                        {name: value for name, value in built.items() if name not in merged}
-                        if isinstance(built, dict)
-                        else {}
-                    )
+                    for name, value in self._merged(source, depth, where).items():
+                        merged.setdefault(name, value)
             elif not isinstance(key, yaml.ScalarNode):
                 self.findings.append(Finding(where, "a key that is not plain text", "a name"))
             else:
                 if key.value in own:
-                    self.findings.append(Finding(where, f"{key.value} is given twice", "one value"))
+                    self.findings.append(Finding(where, f"{_short(key.value)} is given twice", "one value"))
                 own[key.value] = self.build(child, depth + 1)
         return merged | own
 
+    def _merged(self, source: yaml.Node, depth: int, where: str) -> dict[str, Node]:
+        built = self.build(source, depth + 1).value
+        if isinstance(built, dict):
+            self.built += len(built)
+            return built
+        self.findings.append(Finding(where, "<< merges what is not a mapping", "a mapping, or a list of them"))
+        return {}
+
     def _scalar(self, node: yaml.Node, where: str) -> Any:
+        """A number in base 60 (`22:22`) stays text: the programs that these files are for have left it behind."""
         if node.tag not in _SCALARS:
-            self.findings.append(Finding(where, f"tag {node.tag} is not read", "a plain value"))
+            self.findings.append(Finding(where, f"tag {_short(node.tag)} is not read", "a plain value"))
             return None
-        if node.tag.endswith(("timestamp", "str", "value")):
+        kind = node.tag.rpartition(":")[2]
+        if kind not in _ONE_VALUE or ":" in node.value:
             return node.value
         try:
-            return yaml.safe_load(node.value)
-        except (ValueError, yaml.YAMLError):
+            return getattr(self.values, f"construct_yaml_{kind}")(node)
+        except (ValueError, IndexError, KeyError):  # a tag that its value does not deserve, or too many digits
             return node.value
