@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kv_states import identities, models, pairs, states
 
@@ -33,11 +33,13 @@ def test_a_state_reads_back_as_it_was_written(state: KVState) -> None:
     assert hash(from_json(to_json(state)).state) == hash(state)
 
 
+@settings(max_examples=50)
 @given(states, states)
 def test_digests_are_equal_exactly_when_meanings_are(one: KVState, other: KVState) -> None:
     assert (digest(one) == digest(other)) == (meaning(one) == meaning(other))
 
 
+@settings(max_examples=50)
 @given(states, states, st.sampled_from(("identity", "layers", "format", "storage", "shard", "holding")))
 def test_a_digest_follows_every_part_but_the_holder(one: KVState, other: KVState, part: str) -> None:
     try:
@@ -97,6 +99,7 @@ def test_any_value_in_any_place_is_a_state_or_findings(state: KVState, value: An
     assert _is_a_state_or_findings(from_builtins, document)
 
 
+@settings(max_examples=50)
 @given(states, st.sampled_from(("", "identity", "storage", "shard", "layers")), st.booleans())
 def test_what_a_newer_minor_adds_is_noted_or_refused(state: KVState, part: str, is_critical: bool) -> None:
     document = json.loads(to_json(state))
@@ -158,6 +161,7 @@ def _sides_in_order(found: Contract) -> list[Side]:
     return list(dict.fromkeys(step.side for step in found.plan))
 
 
+@settings(max_examples=50)
 @given(pairs(), identities(), st.data())
 def test_no_plan_passes_the_identity_gate(pair: tuple[KVState, KVState], other: Any, data: st.DataObject) -> None:
     """One fact of identity that both sides state, and state differently, is enough."""
@@ -174,6 +178,7 @@ def test_no_plan_passes_the_identity_gate(pair: tuple[KVState, KVState], other: 
     assert (found.wire_bytes(100), found.loss) == (0.0, Loss.EXACT)
 
 
+@settings(max_examples=50)
 @given(states, models())
 def test_other_layers_are_another_model(state: KVState, others: Any) -> None:
     try:
