@@ -156,6 +156,8 @@ def _contract(joint: Joint) -> Contract | None:
     consumed = kv_state(joint.decode, joint.decode_model or joint.model, joint.decode_gpu)
     if produced is None or consumed is None:
         return None
+    if not produced.storage.packing:  # vLLM on a CPU packs what it receives unpacked (platforms/cpu.py `pack_kv_cache`)
+        consumed = replace(consumed, storage=replace(consumed.storage, packing=""))
     return contract(_with_digest(produced, joint.prefill), _with_digest(consumed, joint.decode))
 
 

@@ -70,7 +70,7 @@ def kv_state(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> 
             Identity(model.name, role.revision or None, tokenizer=role.tokenizer or None),
             layers_of(model),
             Format(found.element, found.scaling),
-            Storage(found.moved_tokens, found.layout),
+            Storage(found.moved_tokens, found.layout, packing=found.packing),
             Shard(_head_ranks(role), role.pp, role.dp, role.dcp),
         )
     except InvalidInput:

@@ -20,7 +20,7 @@ class Stored:
     `word` is the KV format as the engine compares it, not as the user wrote it. `block_tokens` is the block that is allocated,
     `moved_tokens` the one that the connector moves by: a kernel that takes smaller blocks splits it. `backends` are the names
     that the attention backend may report: more than one where an installed package decides. `hybrid` says whether groups of
-    unlike layers have caches of their own (vLLM's hybrid KV cache manager).
+    unlike layers have caches of their own (vLLM's hybrid KV cache manager). `packing` names a kernel's own order inside a block.
     """
 
     word: str
@@ -32,6 +32,7 @@ class Stored:
     layout: Layout = Layout.UNKNOWN
     backends: tuple[str, ...] = ()
     hybrid: bool | None = None
+    packing: str = ""
     unknown: tuple[str, ...] = ()
 
     @property

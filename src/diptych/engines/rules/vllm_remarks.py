@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from diptych.boundary.descriptor import Layout
 from diptych.boundary.element import Element
+from diptych.catalog.dtype import Dtype
 from diptych.engines.engine import Engine
 from diptych.engines.resolve import Joint
 from diptych.engines.resolve_gpu import platform
@@ -68,6 +69,21 @@ def _settings(role: RoleConfig) -> tuple[str, str, str]:
     return role.gpu, role.kv_cache_dtype, role.attention_backend
 
 
+def doubtful_dtype(joint: Joint) -> Iterator[str]:
+    """The dtype of a quantised checkpoint, taken for bfloat16, where one side names another or says nothing."""
+    model = joint.model
+    is_taken = model is not None and model.native not in (Dtype.BF16, Dtype.FP16, Dtype.FP32)
+    if is_taken and joint.prefill.engine is Engine.VLLM and joint.prefill.dtype != joint.decode.dtype:
+        yield "whether the checkpoint's own dtype is bfloat16, as was taken: set --dtype on both roles"
+
+
+def doubtful_fp8(joint: Joint) -> Iterator[str]:
+    """FP8 of an accelerator that is not named, beside one of the two kinds."""
+    elements = {joint.prefill_stored.element, joint.decode_stored.element}
+    if Element.E4M3FNUZ in elements and len(elements) > 1 and None in (joint.prefill_gpu, joint.decode_gpu):
+        yield "which FP8 the accelerator that is not named stores: e4m3fnuz on MI300X and MI325X, e4m3fn elsewhere"
+
+
 def doubtful_address(joint: Joint) -> Iterator[str]:
     """A side channel at localhost, of roles that may be on one host or not."""
     name = "VLLM_NIXL_SIDE_CHANNEL_HOST"
@@ -76,4 +92,4 @@ def doubtful_address(joint: Joint) -> Iterator[str]:
 
 
 REMARKS = (alike_unpinned, permuted, drifting_kernels)
-DOUBTS = (doubtful_backend, doubtful_address)
+DOUBTS = (doubtful_backend, doubtful_dtype, doubtful_fp8, doubtful_address)
