@@ -19,8 +19,19 @@ from diptych.serving.fallback import Fallback
 from diptych.serving.ownership import Heartbeats
 from diptych.serving.residency import Retention
 from diptych.serving.router import Routing
+from diptych.serving.scaling import Scaling, Signal
 from diptych.simulator.demand import Requests
-from diptych.simulator.faults import Cancels, Change, LinkCorrupts, LinkSlow, Scale, Switch, WorkerDown
+from diptych.simulator.faults import (
+    Autoscale,
+    Balance,
+    Cancels,
+    Change,
+    LinkCorrupts,
+    LinkSlow,
+    Scale,
+    Switch,
+    WorkerDown,
+)
 from diptych.simulator.policy import Policy
 
 PERF = affine_perf.AffinePerf()
@@ -153,7 +164,7 @@ def changes(draw: st.DrawFn, design: Design) -> tuple[Change, ...]:
         at = draw(st.floats(0, 8).map(lambda t: round(t, 3)))
         seconds = draw(st.sampled_from([0.3, 2.0, float("inf")]))
         role = draw(st.sampled_from(roles))
-        kind = draw(st.integers(0, 5))
+        kind = draw(st.integers(0, 7))
         if kind == 0:
             index = draw(st.one_of(st.none(), st.integers(0, counts[role] - 1)))
             found.append(WorkerDown(role, index, at, seconds))
@@ -169,6 +180,12 @@ def changes(draw: st.DrawFn, design: Design) -> tuple[Change, ...]:
             found.append(Scale(role, draw(st.sampled_from([-1, 1, 2])), at))
         elif kind == 3 and design.boundary is not None:
             found.append(Switch(role, next(other for other in roles if other is not role), at))
+        elif kind == 6:
+            low, high = draw(st.sampled_from([(0.1, 0.5), (0.3, 1.0)]))
+            signal, cooldown = draw(st.sampled_from(list(Signal))), draw(st.sampled_from([0.0, 1.5]))
+            found.append(Autoscale(role, Scaling(signal, low, high, 1, 4, 0.5, cooldown)))
+        elif kind == 7 and design.boundary is not None:
+            found.append(Balance(Scaling(draw(st.sampled_from(list(Signal))), 0.2, 0.6, 1, 1, 0.7, 1.0)))
     return tuple(found)
 
 
@@ -185,4 +202,6 @@ def worlds(draw: st.DrawFn, faults: bool = True) -> World:
         hashes,
     )
     policy = draw(policies(hashes and draw(st.booleans())))
+    if design.boundary is not None and design.boundary.ownership is Ownership.PULL:
+        policy = replace(policy, per_chunk=False)
     return World(design, requests, policy, draw(changes(design)) if faults else ())

@@ -12,7 +12,9 @@ from diptych.simulator.simulate import simulate
 
 
 def run(world: World, skip: bool = True) -> Measurements:
-    return simulate(world.design, world.requests, PERF, policy=world.policy, faults=world.faults, skip=skip, seed=1)
+    return simulate(
+        world.design, world.requests, PERF, policy=world.policy, faults=world.faults, skip=skip, gaps=True, seed=1
+    )
 
 
 def text(found: Measurements) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.metrics.gaps import TokenGaps
 from diptych.metrics.record import Outcome, RequestRecord
 
 Floats = NDArray[np.float64]
@@ -126,7 +127,8 @@ class Measurements:
     seed: int
     limits: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default_factory=tuple)
-    counts: Mapping[str, int] = field(default_factory=dict)  # how often what went wrong
+    gaps: TokenGaps | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)  # how often what happened beside the ordinary
 
     def __iter__(self) -> Iterator[RequestRecord]:
         return iter(self.requests)
@@ -144,6 +146,7 @@ class Measurements:
             "limits": list(self.limits),
             "notes": list(self.notes),
             "counts": dict(self.counts),
+            "itl": None if self.gaps is None else self.gaps.to_json(),
             "workers": [asdict(worker) for worker in self.workers],
             "links": [asdict(link) for link in self.links],
             "series": {"time_s": _plain(self.series.time)} | {k: _plain(v) for k, v in self.series.values.items()},

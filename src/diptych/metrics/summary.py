@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from diptych.metrics.gaps import TokenGaps
 from diptych.metrics.measurements import Floats, Measurements, RequestColumns
 from diptych.metrics.record import Outcome
 from diptych.metrics.slo import SLO, Objective
@@ -67,6 +68,7 @@ class Summary:
     ttft_prefill: Spread
     tpot: Spread
     e2e: Spread
+    itl: Spread
     kept: tuple[Kept, ...]
     usd: float
     usd_per_million_output: float
@@ -99,6 +101,7 @@ def summarise(run: Measurements, slo: SLO | None = None) -> Summary:
         ttft_prefill=Spread.of(requests.ttft_prefill[done]),
         tpot=Spread.of(requests.tpot[done]),
         e2e=Spread.of(requests.e2e[done]),
+        itl=_itl(run.gaps),
         kept=tuple(_kept(requests, objective) for objective in slo.objectives),
         usd=run.usd,
         usd_per_million_output=run.usd / output * 1e6 if output else float("nan"),
@@ -106,6 +109,14 @@ def summarise(run: Measurements, slo: SLO | None = None) -> Summary:
         joule_per_output=run.energy / output if output else float("nan"),
         limits=run.limits,
     )
+
+
+def _itl(gaps: TokenGaps | None) -> Spread:
+    """Over tokens, not requests."""
+    if gaps is None or not gaps.count:
+        return Spread.of(np.empty(0))
+    p50, p90, p95, p99 = (gaps.quantile(q) for q in QUANTILES)
+    return Spread(gaps.mean, p50, p90, p95, p99, gaps.longest)
 
 
 def good_requests(requests: RequestColumns, slo: SLO) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

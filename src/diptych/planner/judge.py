@@ -75,7 +75,7 @@ def judge(
     """Simulate and sum up. `notes` are told first. Raises what `simulate` raises."""
     slo = slo or SLO()
     run = simulate(
-        design, demand.requests, perf, seed=seed, faults=faults, policy=policy, concurrency=concurrency, progress=progress,
+        design, demand.requests, perf, seed=seed, faults=faults, policy=policy, concurrency=concurrency, gaps=True, progress=progress,
         name=demand.name,
     )  # fmt: skip
     summary = summarise(run, slo)

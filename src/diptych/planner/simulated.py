@@ -26,7 +26,7 @@ from diptych.planner.judge import Estimate, Judged
 from diptych.planner.plan import Option
 from diptych.units import HOUR
 
-LATENCIES = ("ttft_prefill", "ttft", "tpot", "e2e")
+LATENCIES = ("ttft_prefill", "ttft", "tpot", "itl", "e2e")
 Number = float | None
 
 

@@ -26,6 +26,7 @@ _TITLES = {
     "ttft_prefill": "TTFT, computed by prefill",
     "ttft": "TTFT, delivered by decode",
     "tpot": "TPOT",
+    "itl": "ITL",
     "e2e": "end to end",
 }
 _STAGES = ("queue", "prefill", "convert", "transfer", "wait", "decode")
@@ -54,7 +55,7 @@ class Compared:
     accelerators: int
     usd_per_hour: float
     usd_per_mtok_output: Number
-    watts: float
+    watts: float | None
 
 
 def load(paths: Sequence[str]) -> tuple[Compared, ...]:
@@ -109,7 +110,7 @@ def _simulation(path: Path, name: str) -> Compared:
         accelerators=seen.accelerators,
         usd_per_hour=seen.usd_per_hour,
         usd_per_mtok_output=seen.usd_per_mtok_output,
-        watts=seen.energy_j / seen.duration if seen.duration else 0.0,
+        watts=seen.energy_j / seen.duration if seen.duration and seen.energy_j else None,
     )
 
 

@@ -19,6 +19,7 @@ NAMES = {
     "ttft_prefill": ("TTFT, computed by prefill", "the handoff is hidden"),
     "ttft": ("TTFT, delivered by decode", "the handoff is included"),
     "tpot": ("TPOT", ""),
+    "itl": ("ITL, between tokens", "over tokens, not requests"),
     "e2e": ("end to end", ""),
 }
 _SHORT = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
@@ -84,6 +85,8 @@ def _latencies(seen: Simulated) -> Table:
     for metric, (name, note) in NAMES.items():
         if metric == "ttft_prefill" and seen.link is None:
             continue
+        if metric not in seen.latencies:
+            continue  # a summary from before there was this metric
         title = name.split(",")[0] if seen.link is None else name
         notes = "; ".join(part for part in (note if seen.link else "", limits(seen, metric)) if part)
         rows.add_row(_titled(title, notes), *_quantiles(seen.latencies[metric]))

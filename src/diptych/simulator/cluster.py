@@ -18,6 +18,7 @@ from diptych.serving.blocks import BlockPool
 from diptych.serving.residency import Residency
 from diptych.simulator.clock import NEVER, PS, Clock, ps
 from diptych.simulator.crossing import Crossing, port_bandwidth
+from diptych.simulator.gaps import GapHistogram
 from diptych.simulator.network import Network, Port, Route
 from diptych.simulator.pipeline import PipelinedWorker
 from diptych.simulator.policy import Policy
@@ -52,7 +53,8 @@ class Station:
     into: Port
     residency: Residency | None
     tiers: tuple[MemoryTier, ...]
-    tier_free: list[int]
+    reads: list[int]  # by tier: when what it has to read is read
+    writes: list[int]
     since: int = 0  # paid from
     until: int = NEVER  # paid to: it was drained
 
@@ -75,6 +77,7 @@ class Cluster:
         skip: bool,
         context: float,
         hash_tokens: int,
+        gaps: GapHistogram | None = None,
     ) -> None:
         self.design, self.perf, self.policy, self.done, self.skip = design, perf, policy, done, skip
         self.context, self.hash_tokens = context, hash_tokens if policy.prefix_cache else 0
@@ -87,6 +90,7 @@ class Cluster:
         self._crossings: dict[tuple[Worker, Worker], Crossing] = {}
         self._routes: dict[tuple[int, int], tuple[Route, Crossing]] = {}
         self.network: Network
+        self.gaps = gaps
         self.stream = stream
         _check(design)
         for pool in design.pools:
@@ -118,11 +122,14 @@ class Cluster:
         table = step_table(self.perf, worker, batch.budget)
         kind = PipelinedWorker if pipelined else VirtualWorker
         made = kind(len(self.stations), worker, batch, pool, table, self.clock, self.done, self.skip)
+        made.gaps = self.gaps
         out, into = self._ports(made, worker)
         residency = self._below(token, role)
         pool.reports = residency is not None
         tiers = policy.tiers if residency else ()
-        station = Station(made, role, member, out, into, residency, tiers, [0] * len(tiers), since=now)
+        station = Station(
+            made, role, member, out, into, residency, tiers, [0] * len(tiers), [0] * len(tiers), since=now
+        )
         self.stations.append(station)
         self._hand(station)
         return station
@@ -183,16 +190,23 @@ class Cluster:
         for pool in self.pools.values():
             yield from pool
 
-    def tier_ps(self, station: Station, tier: int, hashes: int, now: int) -> int:
+    def read(self, station: Station, tier: int, hashes: int, now: int) -> int:
         """When `hashes` blocks are read from a tier that serves one read after another."""
         spec = station.tiers[tier]
-        worker = station.member.worker
-        size = (
-            float(worker.model.kv_bytes(self.context, worker.precision.kv)) / self.context * self.hash_tokens * hashes
-        )
-        start = max(now, station.tier_free[tier])
-        station.tier_free[tier] = end = start + ps(spec.latency + size / spec.read_bandwidth)
+        seconds = spec.latency + self._hash_bytes(station) * hashes / spec.read_bandwidth
+        station.reads[tier] = end = max(now, station.reads[tier]) + ps(seconds)
         return end
+
+    def write(self, station: Station, tier: int, hashes: int, now: int) -> int:
+        """When they are written to one that also does one write after another, beside its reads."""
+        spec = station.tiers[tier]
+        seconds = spec.latency + self._hash_bytes(station) * hashes / spec.write_bandwidth
+        station.writes[tier] = end = max(now, station.writes[tier]) + ps(seconds)
+        return end
+
+    def _hash_bytes(self, station: Station) -> float:
+        worker = station.member.worker
+        return float(worker.model.kv_bytes(self.context, worker.precision.kv)) / self.context * self.hash_tokens
 
 
 def _check(design: Design) -> None:

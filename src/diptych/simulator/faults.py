@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from diptych.design.axes import Role
 from diptych.errors import Finding, InvalidInput
+from diptych.serving.scaling import Scaling, Signal
 from diptych.units import parse_seconds
 
 FOREVER = float("inf")
@@ -75,11 +76,29 @@ class LinkCorrupts:
     decode: int | None = None
 
 
-Change = WorkerDown | LinkSlow | Scale | Switch | Cancels | LinkCorrupts
+@dataclass(frozen=True, slots=True)
+class Autoscale:
+    """A pool grows and shrinks by a rule from the beginning on."""
+
+    role: Role
+    rule: Scaling
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Prefill and decode lend each other workers by a rule: one that idles drains, starts up and serves on the other side."""
+
+    rule: Scaling
+    at: float = 0.0
+
+
+Change = WorkerDown | LinkSlow | Scale | Switch | Cancels | LinkCorrupts | Autoscale | Balance
 
 FORMS = (
     "'decode[1] dies @300s for 120s', 'prefill pool dies @300s', 'link prefill->decode at 10% @600s for 60s', "
     "'link prefill[0]->decode[2] cut @600s', 'link prefill->decode corrupts 1% @600s', "
+    "'decode scales 1..8 by busy 30%..80%', 'pools balance by queue 1..10 every 10s cooldown 60s', "
     "'client cancels 5% within 10s @300s', 'decode +2 @900s', 'prefill -1 @900s', 'prefill to decode @900s'"
 )
 _WHEN = r"\s*@\s*(?P<at>\S+)(?:\s+for\s+(?P<span>\S+))?\s*$"
@@ -92,6 +111,12 @@ _CANCELS = re.compile(
     r"^\s*clients?\s+cancels?\s+(?P<percent>\d+(?:\.\d+)?)\s*%(?:\s+within\s+(?P<within>\S+))?"
     r"(?:\s*@\s*(?P<at>\S+)(?:\s+for\s+(?P<span>\S+))?)?\s*$"
 )
+_RULE = (
+    r"\s+by\s+(?P<signal>\w+)\s+(?P<low>\d+(?:\.\d+)?)(?P<share>%?)\s*\.\.\s*(?P<high>\d+(?:\.\d+)?)(?P=share)"
+    r"(?:\s+every\s+(?P<every>\S+))?(?:\s+cooldown\s+(?P<cooldown>\S+))?\s*$"
+)
+_AUTOSCALE = re.compile(r"^\s*(?P<role>\w+)\s+scales\s+(?P<least>\d+)\s*\.\.\s*(?P<most>\d+)" + _RULE)
+_BALANCE = re.compile(r"^\s*pools\s+balance" + _RULE)
 _SCALE = re.compile(r"^\s*(?P<role>\w+)\s+(?P<change>[+-]\d+)" + _WHEN)
 _SWITCH = re.compile(r"^\s*(?P<role>\w+)\s+to\s+(?P<to>\w+)" + _WHEN)
 
@@ -115,7 +140,7 @@ def parse_changes(texts: Iterable[str], where: str = "--fault") -> tuple[Change,
 
 
 def _parse(text: str) -> Change:
-    for pattern, make in ((_DIES, _down), (_LINK, _link), (_SCALE, _scale), (_SWITCH, _switch), (_CANCELS, _cancels)):
+    for pattern, make in _READERS:
         match = pattern.match(text)
         if match:
             return make(match)
@@ -142,6 +167,34 @@ def _cancels(match: re.Match[str]) -> Cancels:
     if within <= 0:
         raise ValueError("patience must last some time")
     return Cancels(share, within, at, seconds)
+
+
+def _autoscale(match: re.Match[str]) -> Autoscale:
+    least, most = int(match["least"]), int(match["most"])
+    if not 1 <= least <= most:
+        raise ValueError(f"{least}..{most} is no range from 1 worker on")
+    return Autoscale(_role(match["role"]), replace(_rule(match), least=least, most=most))
+
+
+def _balance(match: re.Match[str]) -> Balance:
+    return Balance(_rule(match))
+
+
+def _rule(match: re.Match[str]) -> Scaling:
+    """Both thresholds are percents, or neither; a queue is a number of requests and everything else a share."""
+    if match["signal"] not in tuple(Signal):
+        raise ValueError(f"unknown signal {match['signal']!r}; {', '.join(Signal)}")
+    signal = Signal(match["signal"])
+    if bool(match["share"]) == (signal is Signal.QUEUE):
+        raise ValueError("a queue is a number of requests, such as 1..10; busy and kv are shares, such as 30%..80%")
+    low, high = (float(match[name]) / (100 if match["share"] else 1) for name in ("low", "high"))
+    if low >= high:
+        raise ValueError(f"{match['low']}..{match['high']} leaves no band between the thresholds")
+    every, cooldown = (parse_seconds(match[name]) if match[name] else None for name in ("every", "cooldown"))
+    if every is not None and every <= 0:
+        raise ValueError("it must look from time to time")
+    rule = Scaling(signal, low, high)
+    return replace(rule, every=every or rule.every, cooldown=rule.cooldown if cooldown is None else cooldown)
 
 
 def _share(text: str) -> float:
@@ -183,3 +236,14 @@ def _role(text: str) -> Role:
     if text not in tuple(Role):
         raise ValueError(f"unknown role {text!r}; {', '.join(Role)}")
     return Role(text)
+
+
+_READERS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Change]], ...] = (
+    (_DIES, _down),
+    (_LINK, _link),
+    (_SCALE, _scale),
+    (_SWITCH, _switch),
+    (_CANCELS, _cancels),
+    (_AUTOSCALE, _autoscale),
+    (_BALANCE, _balance),
+)

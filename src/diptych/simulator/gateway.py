@@ -68,7 +68,7 @@ class Gateway:
         self.detection, self.round_trip = max(ps(policy.detection), 1), max(ps(policy.round_trip), 1)
         self.leases = Leases(ps(policy.lease))
         self.given_up: set[int] = set()  # requests whose clients are gone while a step still holds them
-        self.counts: dict[str, int] = {}  # how often what went wrong
+        self.counts: dict[str, int] = {}  # how often what happened beside the ordinary
         self.local_below = boundary.local_below if boundary and boundary.placement is Placement.CONDITIONAL else 0
         form = boundary.representation if boundary else None
         self.converts = form is not None and form.codec is not Codec.RAW  # somewhere
@@ -336,6 +336,7 @@ class Gateway:
         station = self.cluster.stations[worker.index]
         if station.residency is not None:
             station.residency.clear()
+            self.tiering.lose(worker)
 
     def back(self, now: int) -> None:
         """Somebody is up again: those who were held, and handoffs without a target, try once more."""

@@ -9,11 +9,23 @@ from diptych.design.design import Member
 from diptych.errors import Finding, InvalidInput
 from diptych.serving.handoff import State
 from diptych.serving.ownership import Heartbeats
+from diptych.simulator.autoscale import Autoscaler
 from diptych.simulator.clients import Clients
 from diptych.simulator.clock import FAULT, PS, ps
 from diptych.simulator.cluster import Cluster, Station
 from diptych.simulator.corruption import Corruption
-from diptych.simulator.faults import FOREVER, Cancels, Change, LinkCorrupts, LinkSlow, Scale, Switch, WorkerDown
+from diptych.simulator.faults import (
+    FOREVER,
+    Autoscale,
+    Balance,
+    Cancels,
+    Change,
+    LinkCorrupts,
+    LinkSlow,
+    Scale,
+    Switch,
+    WorkerDown,
+)  # fmt: skip
 from diptych.simulator.gateway import Gateway
 from diptych.simulator.network import Port
 from diptych.simulator.request import Request
@@ -30,16 +42,26 @@ class Operations:
         findings = [finding for change in changes for finding in _wrong(change, cluster)]
         if findings:
             raise InvalidInput(findings)
-        self.changes: tuple[Change, ...] = tuple(change for change in changes if not isinstance(change, Cancels))
+        standing = Cancels | Autoscale | Balance
+        self.changes: tuple[Change, ...] = tuple(change for change in changes if not isinstance(change, standing))
+        self.coming: dict[Role, int] = {}  # workers ordered for a role and not there yet
         self.pending = len(self.changes)  # changes still to come
         cancels = [change for change in changes if isinstance(change, Cancels)]
         self.clients = Clients(gateway, cancels, seed) if cancels else None
         corrupts = any(isinstance(change, LinkCorrupts) for change in changes)
         self.corruption = Corruption(gateway, seed) if corrupts else None
+        for change in changes:
+            if isinstance(change, Autoscale | Balance):
+                Autoscaler(self, change)
         for change in self.changes:
             self.clock.at(ps(change.at), FAULT, self._apply, change)
         if any(isinstance(change, WorkerDown | LinkSlow) for change in changes):
             self.clock.at(ps(cluster.policy.heartbeat), FAULT, self._sweep)
+
+    def order(self, change: Scale | Switch, now: int) -> None:
+        """A rule asks for a change."""
+        self.pending += 1
+        self.clock.at(now + 1, FAULT, self._apply, change)
 
     def _apply(self, now: int, change: Change) -> None:
         self.pending -= 1
@@ -134,11 +156,14 @@ class Operations:
     def _start(self, role: Role, station: Station, now: int) -> None:
         """A worker that is paid from now on serves when it has started up."""
         self.pending += 1
+        self.coming[role] = self.coming.get(role, 0) + 1
+        self.gateway.count(f"{role} workers started on the way")
         self.clock.at(now + ps(self.cluster.policy.start_up), FAULT, self._started, (role, station))
 
     def _started(self, now: int, about: tuple[Role, Station]) -> None:
         self.pending -= 1
         role, station = about
+        self.coming[role] -= 1
         self.cluster.pools[role].append(station.worker)
         self.gateway.back(now)
 
@@ -202,8 +227,9 @@ def _wrong(change: Change, cluster: Cluster) -> Iterable[Finding]:
     """What a change names that the design does not have."""
     roles = {pool.role: pool.count for pool in cluster.design.pools}
     known = ", ".join(sorted(roles))
-    named = [change.role] if isinstance(change, WorkerDown | Scale) else []
+    named = [change.role] if isinstance(change, WorkerDown | Scale | Autoscale) else []
     named = [change.role, change.to] if isinstance(change, Switch) else named
+    named = [Role.PREFILL, Role.DECODE] if isinstance(change, Balance) else named
     for role in named:
         if role not in roles:
             yield Finding("--fault", f"no {role} pool in this design", known)

@@ -9,13 +9,17 @@ from itertools import repeat
 
 import numpy as np
 
+from diptych.design.boundary import Ownership
 from diptych.design.design import Design
+from diptych.errors import Finding, InvalidInput
+from diptych.metrics.gaps import TokenGaps
 from diptych.metrics.measurements import LinkUse, Measurements, RequestColumns, WorkerUse
 from diptych.perf.model import PerfModel
 from diptych.simulator.clock import ARRIVAL, NEVER, PS
 from diptych.simulator.cluster import Cluster, Station
 from diptych.simulator.demand import Requests, from_workload
 from diptych.simulator.faults import Change
+from diptych.simulator.gaps import GapHistogram
 from diptych.simulator.gateway import Gateway
 from diptych.simulator.network import Network, Port
 from diptych.simulator.operations import Operations
@@ -54,6 +58,7 @@ def simulate(
     policy: Policy | None = None,
     concurrency: int | None = None,
     skip: bool = True,
+    gaps: bool = False,
     progress: Callable[[Progress], None] | None = None,
     sink: Callable[[RequestColumns], None] | None = None,
     name: str = "",
@@ -63,11 +68,12 @@ def simulate(
     A `Workload` is drawn from (lengths, rate, burstiness), `Requests` are replayed as they are; `rate` (requests/s) stretches
     time, `duration` (s) and `requests` end the arrivals. With `concurrency` arrivals are ignored: so many requests are in the
     system at a time, the next one entering when one ends. `faults` may also scale and switch workers. `skip` False simulates
-    every step, with the same result. With `sink` rows are handed over in blocks and not kept, so memory does not grow.
+    every step, with the same result. `gaps` counts every gap between two tokens. With `sink` rows are handed over in blocks and
+    not kept, so memory does not grow.
 
     Raises `InvalidDesign` when the design cannot run, `InvalidInput` for faults it does not have and for rates that are missing.
     """
-    run = Run(design, workload, perf, policy or Policy(), seed, faults, skip, sink, rate, duration, requests)
+    run = Run(design, workload, perf, policy or Policy(), seed, faults, skip, sink, rate, duration, requests, gaps)
     collecting = gc.isenabled()
     gc.disable()  # a run makes no cycles; looking for them costs a tenth of it
     try:
@@ -87,20 +93,31 @@ class Run:
     def __init__(
         self, design: Design, workload: Demand, perf: PerfModel, policy: Policy, seed: int, faults: Sequence[Change],
         skip: bool, sink: Callable[[RequestColumns], None] | None, rate: float | None, duration: float | None, count: int | None,
+        gaps: bool = False,
     ) -> None:  # fmt: skip
+        _per_chunk(design, policy)
         self.seed = seed
         parts, context, hash_tokens, self.name = _demand(workload, seed, rate, duration, count)
         self.parts = parts
         self.recorder = Recorder(sink)
         self.cluster = Cluster(
-            design, perf, policy, self._done, self._stream, skip=skip, context=context, hash_tokens=hash_tokens
+            design,
+            perf,
+            policy,
+            self._done,
+            self._stream,
+            skip=skip,
+            context=context,
+            hash_tokens=hash_tokens,
+            gaps=GapHistogram() if gaps else None,
         )
         self.gateway = Gateway(self.cluster, self.recorder.rows.append)
         fabric = None if policy.fabric is None else Port("fabric", int(policy.fabric))
         self.cluster.network = Network(self.cluster.clock, self.gateway.wire.arrived, fabric)
+        done = self.gateway.tiering.after(self.gateway.done) if policy.tiers else self.gateway.done
+        self.cluster.done = done
         for worker in self.cluster.serving():
-            worker.done = self.gateway.done
-        self.cluster.done = self.gateway.done
+            worker.done = done
         self.operations = Operations(self.cluster, self.gateway, faults, seed)
         self.sampler = Sampler(self.cluster, self.gateway, PS)
         self.arrived = 0
@@ -191,8 +208,14 @@ class Run:
             seed=self.seed,
             limits=self._limits(),
             notes=tuple(f"{count:,} {what}" for what, count in sorted(self.gateway.counts.items())),
+            gaps=self._gaps(),
             counts=dict(sorted(self.gateway.counts.items())),
         )
+
+    def _gaps(self) -> TokenGaps | None:
+        for worker in (station.worker for station in self.cluster.stations):
+            worker.count_gaps()
+        return None if self.cluster.gaps is None else self.cluster.gaps.seen()
 
     def _use(self, station: Station, end: int) -> WorkerUse:
         worker, member = station.worker, station.member
@@ -240,6 +263,15 @@ def _rows(part: Requests) -> Iterator[_Input]:
     cached = part.cached.tolist() if part.cached is not None else repeat(0)
     blocks = part.blocks if part.blocks is not None else repeat(())
     return zip(times, part.isl.tolist(), part.osl.tolist(), cached, blocks, strict=False)
+
+
+def _per_chunk(design: Design, policy: Policy) -> None:
+    """In a pull the decode side hears of a prompt when it is computed (vLLM's NIXL connector: block ids come with prefill's
+    answer), and no engine offers finished chunks or layers to be read before; those that overlap write them (SGLang and
+    Mooncake by chunk, MoRIIO by layer)."""
+    if policy.per_chunk and design.boundary is not None and design.boundary.ownership is Ownership.PULL:
+        problem = "a pull reads what prefill has announced, and it announces whole prompts: chunks can only be pushed"
+        raise InvalidInput(Finding("--policy per_chunk", problem, "push in the design, or per_chunk=no"))
 
 
 def _demand(

@@ -18,10 +18,12 @@ from diptych.serving.batching import Batch, BatchRules, Holding
 from diptych.serving.blocks import BlockPool
 from diptych.serving.request import Stage
 from diptych.simulator.clock import BOUNDARY, Clock
+from diptych.simulator.gaps import GapHistogram, Run
 from diptych.simulator.request import Request
 from diptych.simulator.tables import StepTable
 
 DECODING = Stage.DECODING
+_MANY = 8192  # runs counted at once
 Done = Callable[["VirtualWorker", int], None]
 
 
@@ -56,19 +58,24 @@ class VirtualWorker(Batch[Request]):
         "done",
         "early",
         "first",
+        "gaps",
         "heap",
         "index",
         "leaving",
         "load",
         "member",
         "number",
+        "paused",
         "rank",
+        "runs",
         "skip",
+        "stalls",
         "start",
         "steps",
         "stream",
         "stretch",
         "table",
+        "undo",
         "up",
         "withdrawn",
     )
@@ -100,6 +107,11 @@ class VirtualWorker(Batch[Request]):
         self.between = False  # something is to be done before the next step:
         self.debt = 0  # ps of conversions
         self.leaving: list[Request] = []  # requests given up by their clients
+        self.gaps: GapHistogram | None = None  # where the gaps between tokens are counted, if they are
+        self.runs: list[Run] = []  # not yet counted
+        self.stalls: list[tuple[int, int]] = []  # (sequences, ps) of steps that gave the batch no token
+        self.paused: dict[int, int] = {}  # preempted sequences by id → when they got their last token
+        self.undo: tuple[int, list[tuple[int, int]], Run] | None = None
         self.withdrawn: Callable[[Request, int], None] | None = None  # told of each when it may go
         self.convert: Callable[[Request], int] | None = None  # ps of converting a prompt before it leaves
         self.stream: Callable[[Request, int, int, int], None] | None = None  # told of chunks whose KV may leave early
@@ -187,6 +199,7 @@ class VirtualWorker(Batch[Request]):
             if self.debt:
                 self._convert(now)
                 return
+        self.start = now
         count = self._join(now) if self.ready else self.plan()
         if not count:
             return
@@ -204,7 +217,6 @@ class VirtualWorker(Batch[Request]):
                     count = -(-(beyond - context) // size)
                 took = count * took + step * (count * (count - 1) >> 1)
         self.stretch = count
-        self.start = now
         self.early = early
         self.active = True
         self.number = number = self.number + 1
@@ -218,7 +230,11 @@ class VirtualWorker(Batch[Request]):
         stretch = self.stretch
         self.steps += stretch
         self.active = False
+        if self.gaps is not None:
+            self.note(stretch, now - self.start)
         if self.complete(stretch):
+            if self.paused:
+                self.resume(now)
             self.done(self, now)
             if self.active or not self.up:
                 return
@@ -243,6 +259,9 @@ class VirtualWorker(Batch[Request]):
             end = start + count * self.first + self.difference * (count * (count - 1) >> 1)
             self.busy += end - start
             self.steps += count
+            if self.gaps is not None:
+                self.undo = len(self.runs), list(self.stalls), (self.first, self.difference, count, self.batch)
+                self.note(count, end - start)
             self.complete(count)
             start = end
         self.begin(start, early=True)
@@ -268,6 +287,10 @@ class VirtualWorker(Batch[Request]):
                 passed = steps_until(now - self.start, self.first, self.difference) - 1 if self.stretch else 0
             self.steps += passed
             self.step += passed
+            if self.gaps is not None and passed:
+                self.note_death(passed)
+        self.stalls.clear()
+        self.paused.clear()
         for finish, _, sequence in self.running:
             sequence.generated = max(sequence.osl - finish + self.step, sequence.todo - sequence.prompt + 1)
             if sequence.decoding > now:  # it had been moved on into a batch that never ran
@@ -279,6 +302,61 @@ class VirtualWorker(Batch[Request]):
         self.leaving.clear()
         self.asking.clear()
         self.forget()
+
+    # --- gaps between tokens ----------------------------------------------------------------------------------------
+
+    def note(self, steps: int, took: int) -> None:
+        """`steps` steps of `took` ps in all are done. The first one with a token closes the gaps that stalls opened."""
+        size, first, longer, runs = self.batch, self.first, self.difference, self.runs
+        if not size:
+            return
+        if not steps or (self.chunks and not self.rules.mixes):
+            if took:
+                self.stalls.append((size, took))
+            return
+        if self.stalls:
+            counted, stalled = 0, sum(duration for _, duration in self.stalls)
+            for old, duration in (*self.stalls, (size, 0)):
+                if old > counted:
+                    runs.append((first + stalled, 0, 1, min(old, size) - counted))
+                    counted = old
+                stalled -= duration
+            self.stalls.clear()
+            first, steps = first + longer, steps - 1
+        if steps:
+            runs.append((first, longer, steps, size))
+        if len(runs) > _MANY:
+            self.count_gaps()
+
+    def note_death(self, passed: int) -> None:
+        """What a run gave before its worker died; −1 takes the last step of a run back that had been moved on."""
+        if passed > 0:
+            self.note(passed, 0)
+        elif self.undo is not None:
+            place, self.stalls, (first, longer, steps, size) = self.undo
+            del self.runs[place:]
+            self.first, self.difference, kept = first, longer, self.batch
+            self.batch = size
+            self.note(steps - 1, 0)
+            self.batch = kept
+
+    def count_gaps(self) -> None:
+        """Into the histogram."""
+        if self.gaps is not None:
+            self.gaps.add(self.runs)
+            self.runs.clear()
+
+    def resume(self, now: int) -> None:
+        """Preempted sequences that were computed again have their next token."""
+        for request in (*self.prefilled, *self.finished):
+            since = self.paused.pop(request.id, None)
+            if since is not None:
+                self.runs.append((now - since, 0, 1, 1))
+
+    def _preempt(self, sequence: Request) -> None:
+        super()._preempt(sequence)
+        if self.gaps is not None and sequence.generated:
+            self.paused.setdefault(sequence.id, self.start)
 
     def apply(self, now: int) -> None:
         """Let go, between two steps, of those who leave. What that sets off finds the engine at this boundary."""
