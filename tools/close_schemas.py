@@ -2,7 +2,7 @@
 
     python tools/close_schemas.py FOLDER [--out src/diptych/deploy/data/schemas]
 
-`FOLDER` has the published files, plain or gzipped. An API server prunes a field that a CRD does not name, and a typo vanishes; here
+`FOLDER` has the published files, plain or gzipped. An API server prunes what a CRD does not name, and a typo vanishes; here
 every object that names its properties, and does not ask to keep unknown fields, takes no others. Descriptions are left out.
 """
 
@@ -20,6 +20,7 @@ CRDS = {
     "dynamo_dynamographdeployments.yaml": ("dynamographdeployment", ("v1alpha1", "v1beta1")),
     "kserve_llminferenceservices.yaml": ("llminferenceservice", ("v1alpha1", "v1alpha2")),
     "leaderworkersets.yaml": ("leaderworkerset", ("v1",)),
+    "disaggregatedsets.yaml": ("disaggregatedset", ("v1",)),
     "inferencepools.yaml": ("inferencepool", ("v1",)),
 }
 VALUES = {"llmd_modelservice.values.schema.json": "modelservice.values"}
@@ -40,6 +41,9 @@ def closed(schema: Any) -> Any:
     opened = schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
     if "properties" in schema and not opened:
         kept["additionalProperties"] = False
+    if "required" in schema:  # the API server fills in defaults before it looks
+        named = schema.get("properties", {})
+        kept["required"] = [name for name in schema["required"] if "default" not in named.get(name, {})]
     return {key: _inner(key, value) for key, value in kept.items() if key not in _UNUSED}
 
 

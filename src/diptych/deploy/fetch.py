@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import time
 import urllib.error
 import urllib.request
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from diptych.deploy import bounded_json
 from diptych.errors import Finding, InvalidInput
 
 TIMEOUT = 5.0
@@ -85,8 +85,8 @@ def get_json(target: Server, path: str, timeout: float = TIMEOUT) -> dict[str, A
     if text is None:
         return None
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = bounded_json.loads(text)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

@@ -151,6 +151,8 @@ def test_every_way_to_start_an_engine_is_known(command, engine, launcher):
         "sh -c 'cd /models && {} 2>&1 | tee log'",
         "CUDA_VISIBLE_DEVICES=0,1 stdbuf -oL {}",
         "srun -N 1 --gres=gpu:8 {}",
+        "CMD='{}'\neval \"$CMD 2>&1 | tee log &\"",
+        "CMD='{}'\n$CMD &",
         "docker run --rm -it --gpus all -p 8000:8000 -v /m:/m my/image:1 {}",
         "docker run -d --ipc=host --entrypoint env vllm/vllm-openai:latest {}",
     ],
@@ -262,9 +264,12 @@ def test_no_file_is_read_without_leave(tmp_path, monkeypatch):
         ("--enable-p", "prefill", "short for more than one flag"),
         ("--kv-transfer-config {kv_connector:Nixl}", "prefill --kv-transfer-config", "is not JSON"),
         ("--kv-transfer-config '[1]'", "prefill --kv-transfer-config", "is not a JSON object"),
-        ("--port $PORT", "prefill --port", "$PORT, which is set outside this text"),
+        ("--block-size $SIZE", "prefill --block-size", "$SIZE, which is set outside this text"),
+        ("--kv-cache-dtype=$KV", "prefill --kv-cache-dtype", "$KV, which is set outside this text"),
         ("$EXTRA", "prefill", "$EXTRA is set outside this text"),
         ("extra words", "prefill", "belongs to no flag"),
+        ("--kv-transfer-config." + "a." * 20 + "b 1", "prefill", "more than 16 keys"),
+        ("--kv-transfer-config " + "[" * 100, "prefill --kv-transfer-config", "is not JSON"),
         ("\\ \n --block-size 64", "prefill", "a space after the backslash"),
     ],
 )
@@ -279,6 +284,18 @@ def test_a_flag_of_another_engine_is_no_flag_of_this_one():
     assert "no flag of dynamo.vllm" in str(findings_of("python -m dynamo.vllm --model m --host 0.0.0.0")[0])
     assert findings_of("python -m dynamo.sglang --model-path m --host 0.0.0.0") == []
     assert "--disaggregation-mode prefill" in str(findings_of("python -m dynamo.vllm --model m --is-prefill-worker")[0])
+
+
+def test_what_is_set_outside_is_left_as_the_engine_has_it_and_told_apart_from_mistakes():
+    notes = Notes()
+    config = read_command(
+        "vllm serve $MODEL -tp $TP --kv-cache-dtype $KV --port $PORT --kv-transfer-config $C", notes=notes
+    )
+    assert (config.model, config.tp, config.kv_cache_dtype, config.port) == ("", 1, "auto", None)
+    assert config.connector.name == ""
+    assert config.written["tp"] == "$TP"
+    assert notes.mistakes == []
+    assert len(notes.unknown) == 4
 
 
 def test_settings_after_an_unknown_flag_are_still_read():

@@ -245,6 +245,64 @@ def test_pod_fields_of_plain_workloads_are_checked_too():
     assert str(finding) == "p:13: spec.template.spec.nodeSelectr is no field of its schema; did you mean nodeSelector?"
 
 
+SET = """\
+apiVersion: disaggregatedset.x-k8s.io/v1
+kind: DisaggregatedSet
+metadata: {name: pd}
+spec:
+  slices: 2
+  roles:
+    - name: prefill
+      spec:
+        replicas: 4
+        groupIdentity: Hash
+        rolloutStrategy: {rollingUpdateConfiguration: {maxSurge: 0}}
+        leaderWorkerTemplate:
+          size: 1
+          workerTemplate:
+            metadata: {labels: {llm-d.ai/role: prefill}}
+            spec:
+              containers:
+                - name: modelserver
+                  command: [vllm, serve]
+                  args: [openai/gpt-oss-120b, --tensor-parallel-size=1, --block-size=128]
+                  resources: {limits: {nvidia.com/gpu: "1"}}
+    - name: decode
+      spec:
+        replicas: 1
+        leaderWorkerTemplate:
+          workerTemplate:
+            metadata: {labels: {llm-d.ai/role: decode}}
+            spec:
+              initContainers: [{name: routing-proxy, image: i, restartPolicy: Always, args: [--kv-connector=nixlv2]}]
+              containers:
+                - name: modelserver
+                  command: [vllm, serve]
+                  args: [openai/gpt-oss-120b, --tensor-parallel-size=4, --block-size=128]
+                  resources: {limits: {nvidia.com/gpu: "4"}}
+"""
+
+
+def test_a_disaggregated_set_has_its_roles_in_every_slice():
+    deployment = read_deployment(SET, "set.yaml")
+    (prefill,), (decode,) = deployment.of(Role.PREFILL), deployment.of(Role.DECODE)
+    assert (prefill.replicas, prefill.tp, prefill.launcher) == (8, 1, Launcher.LLM_D)
+    assert (decode.replicas, decode.tp, decode.gpus_per_worker) == (2, 4, 4)
+    assert deployment.findings == ()
+
+
+def test_a_field_that_nothing_resembles_may_be_newer_than_the_schema_and_is_told_apart():
+    (strange,) = read_deployment(SET, "set.yaml").unknown
+    assert strange.where == "set.yaml:10"
+    assert "spec.roles[0].spec.groupIdentity is no field of its schema, which may be older" in strange.problem
+
+
+def test_a_field_in_the_wrong_place_is_a_mistake():
+    text = SET.replace("        replicas: 4\n", "        replicas: 4\n        nodeSelector: {a: b}\n")
+    (finding,) = read_deployment(text, "set.yaml").findings
+    assert "spec.roles[0].spec.nodeSelector is no field of its schema" in finding.problem
+
+
 COMPOSE = """\
 services:
   prefill:

@@ -25,6 +25,7 @@ NAMES = (
     "dynamographdeployment.v1alpha1",
     "llminferenceservice.v1alpha1",
     "leaderworkerset.v1",
+    "disaggregatedset.v1",
     "inferencepool.v1",
 )
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diptych.deploy.commands.read import read_script
 from diptych.deploy.commands.statements import statements
-from diptych.deploy.commands.words import lex
+from diptych.deploy.commands.words import MAX_CHARACTERS, lex
 from diptych.errors import InvalidInput
 
 
@@ -68,7 +69,7 @@ def test_what_is_never_closed_is_named_by_its_line(text):
 
 def test_too_much_text_is_refused():
     with pytest.raises(InvalidInput, match="at most"):
-        lex("a" * (2**20 + 1), "run.sh")
+        lex("a" * (MAX_CHARACTERS + 1), "run.sh")
 
 
 def test_variables_of_the_text_stand_for_their_words():
@@ -88,6 +89,21 @@ def test_variables_of_the_text_stand_for_their_words():
 def test_arrays_unfold():
     text = 'ARGS=(--a "b c" # note\n  --d)\nARGS+=(e)\nrun "${ARGS[@]}" x'
     assert words(text) == ["run", "--a", "b c", "--d", "e", "x"]
+
+
+def test_values_and_arrays_grow_and_may_be_made_of_themselves():
+    text = 'A="x y"\nA+=" z"\nB=(1 2)\nB=(0 "${B[@]}")\nC="all ${B[@]}"\nrun $A "${B[@]}" "$C"'
+    assert words(text) == ["run", "x", "y", "z", "0", "1", "2", "all 0 1 2"]
+
+
+def test_a_value_with_a_part_from_outside_still_splits_at_its_blanks():
+    (statement,) = statements('CMD="python3 $(git rev-parse --show-toplevel)/proxy.py --port 1"\n$CMD', "run.sh")
+    assert [(word.text, word.known) for word in statement.words] == [
+        ("python3", True),
+        ("$(git rev-parse --show-toplevel)/proxy.py", False),
+        ("--port", True),
+        ("1", True),
+    ]
 
 
 def test_a_default_stands_where_the_text_sets_nothing():
@@ -124,3 +140,26 @@ def test_loops_and_conditions_are_read_once():
 def test_any_text_is_read_or_refused_with_a_sentence(text):
     with contextlib.suppress(InvalidInput):
         statements(text, "run.sh")
+
+
+BOMBS = {
+    "a value of itself": "A=aaaaaaaa\n" + "A=$A$A\n" * 40 + "vllm serve $A",
+    "an array of itself": "A=(x x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40 + "vllm serve m",
+    "eval of itself": 'export A=\'eval "$A;$A;$A;$A"\'\neval "$A"',
+    "shells in shells": 'export A=\'bash -c "$A"; bash -c "$A"; bash -c "$A"\'\nbash -c "$A"',
+    "many commands": "a\n" * 20_000,
+}
+
+
+@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
+def test_a_text_that_unfolds_itself_is_refused(text):
+    with pytest.raises(InvalidInput, match=r"more than|characters; expected at most"):
+        read_script(text, "run.sh")
+
+
+@pytest.mark.parametrize(
+    "text", ["'a'" * 40_000, "$A" * 60_000, ";" * 120_000, "$(" * 60_000, "a" * 130_000, '"' + "\\a" * 60_000]
+)
+def test_long_texts_end_soon(text):
+    with contextlib.suppress(InvalidInput):
+        read_script("vllm serve " + text[: MAX_CHARACTERS - 20], "run.sh")

@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from diptych.deploy import bounded_json
 from diptych.deploy.commands.flags import Flag, FlagTable, Kind
 from diptych.deploy.commands.statements import Word, placed
 from diptych.deploy.notes import Notes
 from diptych.deploy.secrets import HIDDEN, hidden, hidden_inside, is_secret
 
 MAX_SHOWN = 60
+MAX_KEYS = 16
+MAX_HINTS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +71,16 @@ class _Parser:
         return self.result
 
     def _positional(self, word: Word) -> None:
+        is_model = self.table.takes_model and not self.result.positionals
         if not word.text.strip():
             self._find(
                 word.where,
                 "a space after the backslash ends the command here",
                 "a backslash at the very end of the line",
             )
-        elif not word.known and re.fullmatch(r"\$\{?\w+(\[@\])?\}?", word.text):
-            self._find(
-                word.where, f"{word.text} is set outside this text: what it adds is not read", "its flags, written out"
-            )
+        elif not word.known and not is_model and re.fullmatch(r"\$\{?\w+(\[@\])?\}?", word.text):
+            problem = f"{word.text} is set outside this text: what it adds is not read"
+            self.result.notes.not_known(word.where, problem, "its flags, written out")
         else:
             self.result.positionals.append(word)
 
@@ -118,7 +121,8 @@ class _Parser:
             self._find(self._place(word, spelling), problem, instead, "")
         else:
             problem = f"{spelling} is no flag of {self.table.program} {self.table.release}"
-            self._find(self._place(word, spelling), problem, "", self.table.hint(spelling))
+            hint = self.table.hint(spelling) if len(self.result.notes.mistakes) < MAX_HINTS else ""
+            self._find(self._place(word, spelling), problem, "", hint)
         self._skip_value(attached)
 
     def _skip_value(self, attached: bool) -> None:
@@ -163,14 +167,14 @@ class _Parser:
         self._keep(flag, kept, " ".join(texts), word, all(value.known for value in values))
 
     def _scalar(self, flag: Flag, word: Word) -> None:
+        if not word.known and flag.kind is not Kind.JSON:
+            self._keep(flag, None, word.text, word, known=False)
+            return
         try:
             value = _typed(flag, word.text)
         except ValueError:
             if word.known:
                 self._find(self._place(word, f"--{flag.name}"), _refusal(flag, word.text), _expected(flag))
-            else:
-                problem = f"--{flag.name} is {_shown(flag.name, word.text)}, which is set outside this text"
-                self.result.notes.not_known(self._place(word, f"--{flag.name}"), problem, _expected(flag))
             text = "(not JSON)" if flag.kind is Kind.JSON else word.text
             self._keep(flag, None, text, word, known=False)
             return
@@ -182,6 +186,9 @@ class _Parser:
             following = self.words[self.at] if self.at < len(self.words) else None
             attached = following.text if following else ""
             self.at += 1
+        if path.count(".") > MAX_KEYS:
+            self._find(word.where, f"--{flag.name} with more than {MAX_KEYS} keys in a row", "its JSON")
+            return
         value: Any = attached.split(",") if path.endswith("+") else _loose_json(attached)
         for key in reversed(path.removesuffix("+").split(".")):
             value = {key: value}
@@ -234,15 +241,13 @@ def _integer(text: str) -> int:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return bounded_json.loads(text)
     except json.JSONDecodeError:
         pieces = re.split(r'("(?:[^"\\]|\\.)*")', text)
         pieces[::2] = [
             re.sub(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", lambda m: str(_integer(m[0])), piece) for piece in pieces[::2]
         ]
-        return json.loads("".join(pieces))
-    except RecursionError:
-        raise ValueError("nested too deep") from None
+        return bounded_json.loads("".join(pieces))
 
 
 def _loose_json(text: str) -> Any:

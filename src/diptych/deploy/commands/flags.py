@@ -52,7 +52,7 @@ class FlagTable:
     """The flags of one program by every spelling it accepts.
 
     `separator` is what a parser turns the other one into: vLLM dashes, trtllm-serve underscores; others take what is written.
-    `dotted` programs take `--json.key value` and pair `--enable-x` with `--disable-x` (vLLM's parser).
+    `dotted` programs take `--json.key value` and pair `--enable-x` with `--disable-x` (vLLM's parser). Some take a model first.
     """
 
     program: str
@@ -61,6 +61,7 @@ class FlagTable:
     removed: Mapping[str, str]
     separator: str = ""
     dotted: bool = False
+    takes_model: bool = False
 
     def match(self, spelling: str) -> Match | None:
         """What a spelling such as '--tensor-parallel-size', '-tp' or '--no-enable-x' stands for; None is unknown."""
@@ -126,7 +127,9 @@ def flag_table(program: str) -> FlagTable:
         spellings["--trtllm"] = Flag("trtllm", Kind.JSON, program)  # --trtllm.KEY VALUE, an override of its YAML
     removed = {flag: instead for name in names for flag, instead in _load("removed").get(name, {}).items()}
     first = tables[names[0]]
-    return FlagTable(title, first["version"], spellings, removed, separator, dotted)
+    return FlagTable(
+        title, first["version"], spellings, removed, separator, dotted, program in ("vllm", "trtllm-serve")
+    )
 
 
 def _spellings(program: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Flag]]:

@@ -9,9 +9,25 @@ from dataclasses import dataclass, field, replace
 from diptych.deploy.commands.statements import Statement, Word, env_value, statements
 from diptych.engines.engine import Version, version
 from diptych.engines.role import EnvValue
-from diptych.errors import InvalidInput
+from diptych.errors import Finding, InvalidInput
 
 MAX_NESTING = 8
+MAX_WITHIN = 2**17
+"""Texts within texts: how deep (`bash -c` in `docker run` in ...), and how many characters of them in all."""
+
+
+class _Nesting:
+    """What may still be read of texts within a command; a text that unfolds itself runs out of it."""
+
+    def __init__(self) -> None:
+        self.left = MAX_WITHIN
+
+    def enter(self, text: str, where: str) -> None:
+        self.left -= len(text) + 1
+        if self.left < 0:
+            raise InvalidInput(
+                Finding(where, f"more than {MAX_WITHIN:,} characters of commands within commands", "a launch command")
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +117,24 @@ _CONTAINERS = frozenset({"docker", "podman", "nerdctl"})
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
-def launches(statement: Statement, depth: int = 0) -> Iterator[Launch]:
-    """The known programs that a command starts; nothing for `cd`, `sleep`, `curl` and the like."""
+def launches(statement: Statement) -> Iterator[Launch]:
+    """The known programs that a command starts; nothing for `cd`, `sleep` and the like. Raises InvalidInput at an open quote."""
+    yield from _launches(statement, 0, _Nesting())
+
+
+def _launches(statement: Statement, depth: int, nesting: _Nesting) -> Iterator[Launch]:
     words = statement.words
     if not words or depth > MAX_NESTING:
         return
     head = _base(words[0].text)
-    if head in _SHELLS:
-        yield from _in_shell(statement, depth)
+    if head == "eval":
+        yield from _evaluated(statement, depth, nesting)
+    elif head in _SHELLS:
+        yield from _in_shell(statement, depth, nesting)
     elif head in _CONTAINERS:
-        yield from _in_container(statement, depth)
+        yield from _in_container(statement, depth, nesting)
     elif head in _WRAPPERS:
-        yield from _wrapped(statement, depth)
+        yield from _wrapped(statement, depth, nesting)
     elif (found := _program(words)) is not None:
         name, rest = found
         yield Launch(name, rest, words[0].where, statement.env, statement.env_places)
@@ -177,30 +199,43 @@ def _python(words: tuple[Word, ...]) -> tuple[str, tuple[Word, ...]] | None:
     return None
 
 
-def _in_shell(statement: Statement, depth: int) -> Iterator[Launch]:
+def _in_shell(statement: Statement, depth: int, nesting: _Nesting) -> Iterator[Launch]:
     """`bash -c TEXT`: the text is read as a script that sees the command's environment."""
     words = statement.words
     at = next((i for i, word in enumerate(words[1:], 1) if re.fullmatch(r"-\w*c", word.text)), None)
     if at is None or at + 1 >= len(words):
         return
     text = words[at + 1]
+    nesting.enter(text.text, text.where)
     name, _, line = text.where.rpartition(":")
     lines = line.isdigit()
-    known = {
-        name: Word(value.text, statement.env_places.get(name, ""))
-        for name, value in statement.env.items()
-        if value.text
-    }
-    for inner in statements(text.text, name if lines else text.where, int(line) if lines else 1, lines, known):
+    for inner in statements(
+        text.text, name if lines else text.where, int(line) if lines else 1, lines, _known(statement)
+    ):
         merged = replace(
             inner,
             env={**statement.env, **inner.env},
             env_places={**statement.env_places, **inner.env_places},
         )
-        yield from launches(merged, depth + 1)
+        yield from _launches(merged, depth + 1, nesting)
 
 
-def _wrapped(statement: Statement, depth: int) -> Iterator[Launch]:
+def _evaluated(statement: Statement, depth: int, nesting: _Nesting) -> Iterator[Launch]:
+    """`eval TEXT`: a text that was put together before, read where it is run."""
+    where = statement.words[0].where
+    text = " ".join(word.text for word in statement.words[1:])
+    nesting.enter(text, where)
+    for inner in statements(text, where, lines=False, env=_known(statement)):
+        yield from _launches(inner, depth + 1, nesting)
+
+
+def _known(statement: Statement) -> dict[str, Word]:
+    """The variables of a command's environment that a text within it may use."""
+    places = statement.env_places
+    return {name: Word(value.text, places.get(name, "")) for name, value in statement.env.items() if value.text}
+
+
+def _wrapped(statement: Statement, depth: int, nesting: _Nesting) -> Iterator[Launch]:
     """Skip a wrapper's own words up to what it starts; `A=b` on the way goes into the environment."""
     env, places = dict(statement.env), dict(statement.env_places)
     for at, word in enumerate(statement.words[1:], 1):
@@ -210,7 +245,7 @@ def _wrapped(statement: Statement, depth: int) -> Iterator[Launch]:
             continue
         rest = statement.words[at:]
         if _base(word.text) in _WRAPPERS | _SHELLS or _program(rest) is not None:
-            yield from launches(Statement(rest, env, places), depth + 1)
+            yield from _launches(Statement(rest, env, places), depth + 1, nesting)
             return
 
 
@@ -240,7 +275,7 @@ _WITHOUT_VALUE = frozenset(
 )
 
 
-def _in_container(statement: Statement, depth: int) -> Iterator[Launch]:
+def _in_container(statement: Statement, depth: int, nesting: _Nesting) -> Iterator[Launch]:
     """`docker run OPTIONS IMAGE ARGUMENTS`: its -e variables, its name, and what the image starts."""
     words = statement.words
     start = next((i + 1 for i, word in enumerate(words) if word.text in ("run", "create")), None)
@@ -267,7 +302,7 @@ def _in_container(statement: Statement, depth: int) -> Iterator[Launch]:
     entry = tuple(options.get("--entrypoint", ()))
     arguments = (*entry, *words[at + 1 :]) if entry else started_by(image, words[at + 1 :], where)
     named = options.get("--name", [Word("", where)])[-1].text
-    for launch in launches(Statement(arguments, env, places), depth + 1):
+    for launch in _launches(Statement(arguments, env, places), depth + 1, nesting):
         yield replace(launch, image=launch.image or image, name=launch.name or named)
 
 

@@ -126,7 +126,7 @@ def role_config(launch: Launch, reading: Reading, notes: Notes) -> RoleConfig:
         env={name: _hidden(name, value) for name, value in launch.env.items()},
         places={name: placed(where, name) for name, where in launch.env_places.items()},
     )
-    config = _with_fields(config, arguments, launch)
+    config = _with_fields(config, arguments, launch, notes)
     if engine is Engine.TRTLLM:
         config = trtllm_settings(config, arguments, reading.base, notes)
     elif engine is Engine.SGLANG:
@@ -151,8 +151,7 @@ def _arguments(launch: Launch, table: FlagTable, reading: Reading, notes: Notes)
 
 def _stray(arguments: Arguments, launch: Launch) -> list[Word]:
     """Words that are neither a flag's value nor the model that some programs take first."""
-    takes_model = launch.program in ("vllm", "trtllm-serve")
-    return arguments.positionals[1:] if takes_model else arguments.positionals
+    return arguments.positionals[1:] if flag_table(launch.program).takes_model else arguments.positionals
 
 
 def _from_environment(arguments: Arguments, launch: Launch, table: FlagTable) -> None:
@@ -184,7 +183,10 @@ def _hidden(name: str, value: EnvValue) -> EnvValue:
     return EnvValue(text=hidden(name, value.text), source=value.source)
 
 
-def _with_fields(config: RoleConfig, arguments: Arguments, launch: Launch) -> RoleConfig:
+_UNIMPORTANT = frozenset({"host", "port", "served_name"})
+
+
+def _with_fields(config: RoleConfig, arguments: Arguments, launch: Launch, notes: Notes) -> RoleConfig:
     fields = FIELDS[config.engine]
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
@@ -199,9 +201,15 @@ def _with_fields(config: RoleConfig, arguments: Arguments, launch: Launch) -> Ro
         written[setting] = given.text
         if given.value is not None:
             values[setting] = _field_value(name, given)
-    if arguments.positionals and launch.program in ("vllm", "trtllm-serve"):
+        elif not given.known and setting not in _UNIMPORTANT:
+            notes.not_known(given.place, f"--{name} is {given.text}, which is set outside this text", "its value")
+    if arguments.positionals and flag_table(launch.program).takes_model:
         model = arguments.positionals[0]
-        values["model"], written["model"], places["model"] = model.text, model.text, model.where
+        written["model"], places["model"] = model.text, model.where
+        if model.known:
+            values["model"] = model.text
+        else:
+            notes.not_known(model.where, f"the model is {model.text}, which is set outside this text", "its name")
     return replace(config, **values, options=options, written=written, places=places)
 
 
@@ -242,6 +250,9 @@ def _vllm(config: RoleConfig, arguments: Arguments, notes: Notes) -> RoleConfig:
 def _connector(given: Given, notes: Notes) -> Connector | None:
     if isinstance(given.value, Mapping):
         return connector_of(given.value)
+    if not given.known:
+        notes.not_known(given.place, "--kv-transfer-config is set outside this text", "its JSON")
+        return Connector("")
     if given.value is not None:
         notes.mistake(given.place, "--kv-transfer-config is not a JSON object", '{"kv_connector": ..., "kv_role": ...}')
     return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from diptych.deploy import bounded_json
 from diptych.deploy.commands.arguments import Arguments, Given, merged
 from diptych.deploy.commands.config_file import documents_below
 from diptych.deploy.commands.statements import Word
@@ -83,7 +83,7 @@ def _override(given: Given, notes: Notes) -> Mapping[str, Any] | None:
     value = given.value
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = bounded_json.loads(value)
         except ValueError:
             value = None
     if isinstance(value, Mapping):

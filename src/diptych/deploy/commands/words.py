@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from diptych.errors import Finding, InvalidInput
 
-MAX_CHARACTERS = 2**20
+MAX_CHARACTERS = 2**17
 
 OPERATORS = (
     "&&",
@@ -36,6 +36,7 @@ OPERATORS = (
     ">",
     "\n",
 )
+_OPERATORS_START = frozenset(operator[0] for operator in OPERATORS)
 REDIRECTIONS = frozenset({"&>>", "<<<", "<<-", ">>", "<<", ">&", "<&", "&>", "<", ">"})
 
 
@@ -70,6 +71,8 @@ class Lexeme:
 
 
 _BRACED = re.compile(r"(\w+)(?:\[([@*\d]+)\])?(:?[-+=?])?(.*)", re.DOTALL)
+_PLAIN = re.compile(r"""[^\s'"\\$`;&|<>()]+""")
+_INSIDE = re.compile(r"""[^"\\$`]+""")
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _ANSI = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
 
@@ -85,6 +88,8 @@ class _Lexer:
     def __init__(self, text: str, where: str, first_line: int) -> None:
         self.text, self.where, self.line, self.at = text, where, first_line, 0
         self.parts: list[Part] = []
+        self.pieces: list[str] = []  # of the text part that is being read, joined when another begins
+        self.quoted = False
         self.started = 0  # the line on which the word began; 0 between words
         self.heredocs: list[str] = []
 
@@ -105,11 +110,18 @@ class _Lexer:
         yield from self._finish()
 
     def _finish(self) -> Iterator[Lexeme]:
+        self._close_text()
         if self.started:
             yield Lexeme(self.started, tuple(self.parts))
         self.parts, self.started = [], 0
 
+    def _close_text(self) -> None:
+        if self.pieces:
+            self.parts.append(Text("".join(self.pieces), self.quoted))
+        self.pieces = []
+
     def _separator(self, operator: str) -> Iterator[Lexeme]:
+        self._close_text()
         if operator in REDIRECTIONS and len(self.parts) == 1 and _is_digits(self.parts[0]):
             self.parts, self.started = [], 0  # the 2 of 2>file
         yield from self._finish()
@@ -131,12 +143,14 @@ class _Lexer:
         self.heredocs = []
 
     def _operator(self) -> str | None:
+        if self.text[self.at] not in _OPERATORS_START:
+            return None
         return next((operator for operator in OPERATORS if self.text.startswith(operator, self.at)), None)
 
     def _piece(self, character: str) -> None:
         self.started = self.started or self.line
         if character == "'":
-            self._add(Text(self._closed("'", 1), quoted=True))
+            self._text(self._closed("'", 1), quoted=True)
         elif character == '"':
             self._double()
         elif self.text.startswith("$'", self.at):
@@ -145,22 +159,27 @@ class _Lexer:
             self._reference(quoted=False)
         elif character == "\\":
             escaped = self.text[self.at + 1 : self.at + 2]
-            self._add(Text(escaped, quoted=True))
+            self._text(escaped, quoted=True)
             self._advance(1 + len(escaped))
         else:
-            self._add(Text(character))
-            self._advance(1)
+            run = _PLAIN.match(self.text, self.at)
+            plain = run[0] if run else character
+            self._text(plain, quoted=False)
+            self._advance(len(plain))
 
-    def _add(self, part: Part) -> None:
-        last = self.parts[-1] if self.parts else None
-        if isinstance(part, Text) and isinstance(last, Text) and last.quoted == part.quoted:
-            self.parts[-1] = Text(last.text + part.text, part.quoted)
-        else:
-            self.parts.append(part)
+    def _text(self, text: str, quoted: bool) -> None:
+        if self.pieces and self.quoted != quoted:
+            self._close_text()
+        self.quoted = quoted
+        self.pieces.append(text)
+
+    def _refer(self, reference: Reference) -> None:
+        self._close_text()
+        self.parts.append(reference)
 
     def _double(self) -> None:
         opened = self.line
-        self._add(Text("", quoted=True))
+        self._text("", quoted=True)
         self._advance(1)
         while self.at < len(self.text):
             character = self.text[self.at]
@@ -170,16 +189,21 @@ class _Lexer:
             if character in "$`":
                 self._reference(quoted=True)
                 continue
+            run = _INSIDE.match(self.text, self.at)
+            if run is not None:
+                self._text(run[0], quoted=True)
+                self._advance(len(run[0]))
+                continue
             following = self.text[self.at + 1 : self.at + 2]
             escapes = character == "\\" and following != "" and following in '"\\$`\n'
-            self._add(Text(following.replace("\n", "") if escapes else character, quoted=True))
+            self._text(following.replace("\n", "") if escapes else character, quoted=True)
             self._advance(2 if escapes else 1)
         self._unclosed('"', opened)
 
     def _ansi(self) -> None:
         body = self._closed("'", 2, escapes=True)
         unescaped = re.sub(r"\\(.)", lambda match: _ANSI.get(match[1], match[0]), body, flags=re.DOTALL)
-        self._add(Text(unescaped, quoted=True))
+        self._text(unescaped, quoted=True)
 
     def _closed(self, quote: str, opening: int, escapes: bool = False) -> str:
         """Consume up to the closing quote and give what is between."""
@@ -200,18 +224,18 @@ class _Lexer:
         start = self.at
         if self.text[start] == "`":
             self._closed("`", 1, escapes=True)
-            self._add(Reference("", self.text[start : self.at], quoted=quoted))
+            self._refer(Reference("", self.text[start : self.at], quoted=quoted))
         elif self.text.startswith("$(", start):
             self._balanced("(", ")")
-            self._add(Reference("", self.text[start : self.at], quoted=quoted))
+            self._refer(Reference("", self.text[start : self.at], quoted=quoted))
         elif self.text.startswith("${", start):
             self._balanced("{", "}")
-            self._add(_braced(self.text[start : self.at], quoted))
+            self._refer(_braced(self.text[start : self.at], quoted))
         elif match := _NAME.match(self.text, start + 1):
             self._advance(match.end() - start)
-            self._add(Reference(match[0], "$" + match[0], quoted=quoted))
+            self._refer(Reference(match[0], "$" + match[0], quoted=quoted))
         else:
-            self._add(Text("$", quoted))
+            self._text("$", quoted)
             self._advance(1)
 
     def _balanced(self, opening: str, closing: str) -> None:

@@ -12,6 +12,7 @@ from diptych.deploy.commands.statements import Word
 from diptych.deploy.manifests.pods import Hardware, placed_on, replicated, role_named, variables
 from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.safe_yaml import Node
+from diptych.deploy.secrets import hidden_inside
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Launcher
@@ -33,7 +34,7 @@ def read_production_stack(document: Node, reading: Reading) -> Deployment:
     notes = Notes()
     roles = [_role(entry, reading, notes) for entry in document.elements("servingEngineSpec", "modelSpec")]
     router = document.get("routerSpec")
-    settings = {name: node.plain for name, node in document.entries("routerSpec").items()}
+    settings = {name: hidden_inside(node.plain) for name, node in document.entries("routerSpec").items()}
     places = {name: node.where for name, node in document.entries("routerSpec").items()}
     found = Router("production-stack", settings, places) if router is not None else None
     return with_notes(Deployment(tuple(roles), found, Launcher.PRODUCTION_STACK), notes)

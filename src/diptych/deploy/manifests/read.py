@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from diptych.deploy.commands.roles import Reading
 from diptych.deploy.manifests.compose import read_compose
@@ -11,7 +12,7 @@ from diptych.deploy.manifests.dynamo import read_dynamo
 from diptych.deploy.manifests.kserve import read_kserve
 from diptych.deploy.manifests.modelservice import read_modelservice
 from diptych.deploy.manifests.production_stack import read_production_stack
-from diptych.deploy.manifests.schema import pod_template, schema, violations
+from diptych.deploy.manifests.schema import Unfamiliar, pod_template, schema, violations
 from diptych.deploy.manifests.trtllm import SERVERS, read_trtllm
 from diptych.deploy.manifests.workloads import WORKLOADS, read_workloads
 from diptych.deploy.safe_yaml import Node
@@ -24,8 +25,11 @@ CUSTOM: dict[str, tuple[str, tuple[str, ...], Callable[[Node, Reading], Deployme
 }
 """Custom resources: kind → API group, the versions whose schema is known, and their reader."""
 
+MAX_VIOLATIONS = 100
+"""More than anyone corrects in one round."""
+
 UNDERSTOOD = (
-    "a DynamoGraphDeployment, an LLMInferenceService, Deployments, StatefulSets, LeaderWorkerSets or Pods that start an engine, "
+    "a DynamoGraphDeployment, an LLMInferenceService, Deployments, StatefulSets, LeaderWorkerSets, a DisaggregatedSet or Pods, "
     "ModelService or production-stack Helm values, a compose file, a trtllm-serve disaggregated configuration, or a shell script"
 )
 
@@ -47,6 +51,14 @@ def read_documents(documents: list[Node], name: str, reading: Reading) -> Deploy
     return replace(deployment, source=name)
 
 
+def with_violations(deployment: Deployment, found: Iterable[Finding]) -> Deployment:
+    """The deployment with what its schema refuses, before its other findings, and with what the schema may be too old for."""
+    each = tuple(islice(found, MAX_VIOLATIONS))
+    strange = tuple(finding for finding in each if isinstance(finding, Unfamiliar))
+    broken = tuple(finding for finding in each if not isinstance(finding, Unfamiliar))
+    return replace(deployment, findings=broken + deployment.findings, unknown=strange + deployment.unknown)
+
+
 def _custom(documents: list[Node], reading: Reading) -> Deployment:
     if len(documents) > 1:
         found = ", ".join(each.text("metadata", "name") or each.where for each in documents)
@@ -61,15 +73,13 @@ def _custom(documents: list[Node], reading: Reading) -> Deployment:
         written = document.text("apiVersion") or "not set"
         hint = did_you_mean(written, [f"{group}/{each}" for each in known])
         raise InvalidInput(Finding(at.where, f"apiVersion of a {document.text('kind')} is {written}", hint=hint))
-    broken = tuple(violations(document, schema(f"{document.text('kind').casefold()}.{version}")))
-    deployment = read(document, reading)
-    return replace(deployment, findings=broken + deployment.findings)
+    broken = violations(document, schema(f"{document.text('kind').casefold()}.{version}"))
+    return with_violations(read(document, reading), broken)
 
 
 def _plain(documents: list[Node], reading: Reading) -> Deployment:
-    deployment = read_workloads(documents, reading)
-    broken = tuple(finding for document in documents for finding in _workload_violations(document))
-    return replace(deployment, findings=broken + deployment.findings)
+    found = (finding for document in documents for finding in _workload_violations(document))
+    return with_violations(read_workloads(documents, reading), found)
 
 
 def _workload_violations(document: Node) -> Iterator[Finding]:
@@ -78,8 +88,8 @@ def _workload_violations(document: Node) -> Iterator[Finding]:
     if kind == "List":
         for item in document.elements("items"):
             yield from _workload_violations(item)
-    elif kind == "LeaderWorkerSet":
-        yield from violations(document, schema("leaderworkerset.v1"))
+    elif kind in ("LeaderWorkerSet", "DisaggregatedSet"):
+        yield from violations(document, schema(f"{kind.casefold()}.v1"))
     elif kind == "InferencePool" and document.text("apiVersion").endswith("/v1"):
         yield from violations(document, schema("inferencepool.v1"))
     elif kind == "Pod":
@@ -105,9 +115,8 @@ def _without_kind(documents: list[Node], name: str, reading: Reading) -> Deploym
     if "services" in keys:
         return read_compose(document, reading)
     if "modelArtifacts" in keys or {"prefill", "decode"} <= keys:
-        broken = tuple(violations(document, schema("modelservice.values")))
-        deployment = read_modelservice(document, reading)
-        return replace(deployment, findings=broken + deployment.findings)
+        found = violations(document, schema("modelservice.values"))
+        return with_violations(read_modelservice(document, reading), found)
     raise InvalidInput(Finding(name, _nothing(documents), UNDERSTOOD))
 
 

@@ -11,6 +11,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -47,39 +48,71 @@ def pod_template() -> Schema:
     return template
 
 
+@dataclass(frozen=True, slots=True)
+class Unfamiliar(Finding):
+    """A field that no part of the schema names and none resembles: newer than the schema, or nothing at all."""
+
+
 def violations(node: Node, rules: Schema, path: str = "") -> Iterator[Finding]:
     """Every place where a value breaks its schema. `path` names the value in messages."""
+    yield from _value(node, rules, path, _Names(rules))
+
+
+class _Names:
+    """Every field name of a schema, gathered when one is not where it should be."""
+
+    def __init__(self, rules: Schema) -> None:
+        self.rules = rules
+        self.found: frozenset[str] | None = None
+
+    def __contains__(self, name: str) -> bool:
+        if self.found is None:
+            self.found = frozenset(_field_names(self.rules))
+        return name in self.found
+
+
+def _field_names(rules: Any) -> Iterator[str]:
+    if isinstance(rules, dict):
+        yield from rules.get("properties", {})
+        for inner in rules.values():
+            yield from _field_names(inner)
+    elif isinstance(rules, list):
+        for inner in rules:
+            yield from _field_names(inner)
+
+
+def _value(node: Node, rules: Schema, path: str, names: _Names) -> Iterator[Finding]:
     if node.value is None:
         return  # a null counts as not said
     if "type" in rules and not _is_type(node.value, rules["type"]):
         yield Finding(node.where, f"{path or 'this'} is {_kind(node.value)}", _spelled(rules["type"]))
         return
     if isinstance(node.value, dict):
-        yield from _object(node, rules, path)
+        yield from _object(node, rules, path, names)
     elif isinstance(node.value, list):
-        yield from _array(node, rules, path)
+        yield from _array(node, rules, path, names)
     else:
         yield from _scalar(node, rules, path)
     for keyword in ("anyOf", "oneOf"):
-        if keyword in rules and not any(_fits(node, option, path) for option in rules[keyword]):
+        if keyword in rules and not any(_fits(node, option, path, names) for option in rules[keyword]):
             yield Finding(node.where, f"{path} has none of the forms that it may have", "one of its documented forms")
 
 
-def _fits(node: Node, rules: Schema, path: str) -> bool:
-    return next(violations(node, rules, path), None) is None
+def _fits(node: Node, rules: Schema, path: str, names: _Names) -> bool:
+    return next(_value(node, rules, path, names), None) is None
 
 
-def _object(node: Node, rules: Schema, path: str) -> Iterator[Finding]:
+def _object(node: Node, rules: Schema, path: str, names: _Names) -> Iterator[Finding]:
     named: Mapping[str, Schema] = rules.get("properties", {})
     others = rules.get("additionalProperties", True)
     for key, value in node.value.items():
         inner = f"{path}.{key}" if path else key
         if key in named:
-            yield from violations(value, named[key], inner)
+            yield from _value(value, named[key], inner, names)
         elif others is False:
-            yield Finding(value.where, f"{inner} is no field of its schema", hint=did_you_mean(key, sorted(named)))
+            yield _unnamed(value.where, inner, key, named, names)
         elif isinstance(others, Mapping):
-            yield from violations(value, others, inner)
+            yield from _value(value, others, inner, names)
         elif meant := _misspelled(key, node.value, named):
             yield Finding(value.where, f"{inner} is not read by anything", hint=f"did you mean {meant}?")
     for key in rules.get("required", ()):
@@ -90,6 +123,14 @@ def _object(node: Node, rules: Schema, path: str) -> Iterator[Finding]:
             yield Finding(node.where, f"{path} has {len(node.value)} fields", f"{words} {rules[keyword]}")
 
 
+def _unnamed(where: str, path: str, key: str, named: Mapping[str, Any], names: _Names) -> Finding:
+    """A field that an object does not name: misspelled, in the wrong place, or unknown to the whole schema."""
+    problem = f"{path} is no field of its schema"
+    if key in names or difflib.get_close_matches(key, named, n=1):
+        return Finding(where, problem, hint=did_you_mean(key, sorted(named)))
+    return Unfamiliar(where, f"{problem}, which may be older than what reads it", "a field that the schema names")
+
+
 def _misspelled(key: str, present: Mapping[str, Any], named: Mapping[str, Any]) -> str:
     """In an object that takes any field, a name that is almost one of the named ones that are absent."""
     absent = [name for name in named if name not in present]
@@ -97,14 +138,14 @@ def _misspelled(key: str, present: Mapping[str, Any], named: Mapping[str, Any]) 
     return close[0] if close else ""
 
 
-def _array(node: Node, rules: Schema, path: str) -> Iterator[Finding]:
+def _array(node: Node, rules: Schema, path: str, names: _Names) -> Iterator[Finding]:
     for keyword, breaks, words in _SIZES["Items"]:
         if keyword in rules and breaks(len(node.value), rules[keyword]):
             yield Finding(node.where, f"{path} has {len(node.value)} items", f"{words} {rules[keyword]}")
     items = rules.get("items")
     if isinstance(items, Mapping):
         for number, item in enumerate(node.value):
-            yield from violations(item, items, f"{path}[{number}]")
+            yield from _value(item, items, f"{path}[{number}]", names)
 
 
 def _scalar(node: Node, rules: Schema, path: str) -> Iterator[Finding]:

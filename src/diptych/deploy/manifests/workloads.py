@@ -19,7 +19,9 @@ from diptych.engines.engine import Launcher
 from diptych.engines.role import RoleConfig
 from diptych.errors import InvalidInput
 
-WORKLOADS = frozenset({"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "Pod", "LeaderWorkerSet"})
+WORKLOADS = frozenset(
+    {"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "Pod", "LeaderWorkerSet", "DisaggregatedSet"}
+)
 ROLE_LABEL = "llm-d.ai/role"
 
 
@@ -32,6 +34,8 @@ class Workload:
     pod: Node
     replicas: Node | None
     pods: int = 1
+    slices: int = 1
+    role: str = ""
 
 
 def read_workloads(documents: list[Node], reading: Reading) -> Deployment:
@@ -57,19 +61,30 @@ def _workloads(document: Node) -> Iterator[Workload]:
         for item in document.elements("items"):
             yield from _workloads(item)
     elif kind == "LeaderWorkerSet":
-        template = document.get("spec", "leaderWorkerTemplate") or Node({}, document.where)
-        leader = template.get("leaderTemplate") or template.get("workerTemplate")
-        size = template.text("size", default="1")
-        if leader is not None:
-            labels = leader.entries("metadata", "labels")
-            pods = int(size) if size.isdigit() else 1
-            yield Workload(name, labels, leader.get("spec") or leader, document.get("spec", "replicas"), pods)
+        yield from _groups(document.get("spec") or document, name)
+    elif kind == "DisaggregatedSet":
+        slices = document.text("spec", "slices", default="1")
+        for role in document.elements("spec", "roles"):
+            for group in _groups(role.get("spec") or role, role.text("name")):
+                yield replace(group, slices=int(slices) if slices.isdigit() else 1, role=role.text("name"))
     elif kind == "Pod":
         yield Workload(name, document.entries("metadata", "labels"), document.get("spec") or document, None)
     elif kind in WORKLOADS:
         template = document.get("spec", "template") or Node({}, document.where)
         labels = template.entries("metadata", "labels")
         yield Workload(name, labels, template.get("spec") or template, document.get("spec", "replicas"))
+
+
+def _groups(spec: Node, name: str) -> Iterator[Workload]:
+    """The leader of each group of a LeaderWorkerSet's specification; a group is one worker."""
+    template = spec.get("leaderWorkerTemplate") or Node({}, spec.where)
+    leader = template.get("leaderTemplate") or template.get("workerTemplate")
+    size = template.text("size", default="1")
+    if leader is not None:
+        pods = int(size) if size.isdigit() else 1
+        yield Workload(
+            name, leader.entries("metadata", "labels"), leader.get("spec") or leader, spec.get("replicas"), pods
+        )
 
 
 def _launches(workload: Workload) -> Iterator[Launch]:
@@ -85,12 +100,14 @@ def _role(workload: Workload, launch: Launch, reading: Reading, notes: Notes) ->
     if config.role is Role.COLOCATED and (found := _role_of(workload, label, config)) is not None:
         config = replace(config, role=found)
     config = placed_on(config, hardware(workload.pod, workload.pod.elements("containers")), workload.pods)
-    return replicated(config, workload.replicas, workload.name, Launcher.LLM_D if label is not None else Launcher.PLAIN)
+    launcher = Launcher.LLM_D if label is not None else Launcher.PLAIN
+    config = replicated(config, workload.replicas, workload.name, launcher)
+    return replace(config, replicas=config.replicas * workload.slices)
 
 
 def _role_of(workload: Workload, label: Node | None, config: RoleConfig) -> Role | None:
     """llm-d's label; else the workload's name, where its engine has a connector that could be either's."""
-    named = role_named(label.text()) if label is not None else None
+    named = role_named(label.text()) if label is not None else role_named(workload.role)
     return named or (role_named(workload.name) if config.connector is not None else None)
 
 
