@@ -147,3 +147,20 @@ def test_a_cpu_packs_what_an_accelerator_sends_and_no_accelerator_unpacks_what_a
     sent = checked(prefill(connector=producer(**link), **on_cpu), decode(connector=consumer(**link), **unchecked))
     assert sent.pairs[0].meaning == "incompatible"
     assert ids(sent) == ["PD2"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({"gpu": "H100"}, {"gpu": "Gaudi3", "env": HOSTS}, "choose one attention backend"),
+        (
+            {"model": "deepseek-ai/DeepSeek-V3", "dtype": "bfloat16"},
+            {"model": "deepseek-ai/DeepSeek-V3"},
+            "is bfloat16",
+        ),
+        ({"gpu": "MI300X", "kv_cache_dtype": "fp8"}, {"gpu": "", "kv_cache_dtype": "fp8"}, "which FP8"),
+        ({"env": {}}, {}, "share a host"),
+    ],
+)
+def test_what_to_say_so_that_more_can_be_decided(first, second, said):
+    assert said in " ".join(checked(prefill(**first), decode(**second)).unknown)

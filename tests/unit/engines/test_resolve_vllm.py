@@ -228,3 +228,13 @@ def test_a_state_needs_everything_and_never_fails():
     assert state(tp=3) is None
     assert state(kv_cache_dtype="turboquant_4bit_nc") is None
     assert kv_state(role(Role.DECODE, Engine.VLLM), None, gpu) is None
+
+
+@pytest.mark.parametrize("settings", [{"gpu": "cpu"}, {"env": {"VLLM_CPU_KVCACHE_SPACE": "4"}}])
+def test_a_cpu_has_blocks_backend_and_packing_of_its_own(settings):
+    found = stored(role(Role.PREFILL, Engine.VLLM, connector=producer(), **settings), CATALOG.model("Qwen3-0.6B"), None)
+    assert (found.backends, found.block_tokens, found.packing) == (("CPU_ATTN",), 128, "vllm-cpu")
+    assert found.layout is Layout.LBHNC
+    assert found.unknown == ()
+    latent = stored(role(Role.PREFILL, Engine.VLLM, **settings), CATALOG.model("DeepSeek-V3"), None)
+    assert (latent.backends, latent.block_tokens, latent.packing) == (("CPU_MLA", "AMX_MLA"), None, "")

@@ -161,9 +161,8 @@ def are_apart(joint: Joint) -> bool | None:
         return True
     if prefill.node and decode.node:
         return prefill.node != decode.node
-    if prefill.gpu and decode.gpu and prefill.gpu != decode.gpu:
-        return True
-    return None
+    gpus = (joint.prefill_gpu, joint.decode_gpu)
+    return True if None not in gpus and gpus[0] != gpus[1] else None
 
 
 def same_node(joint: Joint) -> bool:
