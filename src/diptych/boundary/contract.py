@@ -7,17 +7,17 @@ the states before and after it, and what it loses. Bytes are here; seconds are `
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from diptych.boundary.conversion import Loss, Op, operation, same_meaning
-from diptych.boundary.descriptor import KVState
+from diptych.boundary.descriptor import KVState, order_in_memory
 from diptych.boundary.difference import Difference, Weight, shown
 from diptych.boundary.element import ScaleSource
 from diptych.boundary.format import Format
 from diptych.boundary.gate import identity_differences
-from diptych.boundary.layers import LayerKind, Layers
-from diptych.boundary.redistribution import HEAD_MAJOR, storage_differences
+from diptych.boundary.layers import Layers
+from diptych.boundary.redistribution import HEAD_MAJOR, resharded, storage_differences
 from diptych.boundary.steps import Hops, Step, hops_between, steps
 from diptych.design.boundary import Side
 from diptych.errors import Finding, InvalidInput
@@ -112,8 +112,7 @@ class Contract:
         hop = next((step.before for step in self.plan if step.op is Op.TRANSFER), None)
         if hop is None:
             return 0.0
-        caches = (each for each in hop.layers if each.kind is not LayerKind.STATE)
-        return hop.state_bytes + sum(hop.layer_bytes(each, tokens, self._crossings(each)) for each in caches)
+        return hop.state_bytes + sum(hop.layer_bytes(each, tokens, self._crossings(each)) for each in hop.caches)
 
     def _crossings(self, layers: Layers) -> float:
         tp = (self.produced.shard.tp, self.consumed.shard.tp)
@@ -121,12 +120,13 @@ class Contract:
 
     @property
     def pieces_per_block(self) -> int:
-        """Pieces in which a block of one head group crosses: its tokens, when TP splits a layout that is not head by head."""
-        hop = next((step.before.storage for step in self.plan if step.op is Op.TRANSFER), None)
-        splits = self.produced.shard.tp != self.consumed.shard.tp and any(
-            not each.is_shared for each in self.produced.layers
-        )
-        return hop.block_tokens if hop and splits and hop.layout not in HEAD_MAJOR else 1
+        """Pieces in which a block of one head group crosses: its tokens, when TP deals heads anew and they do not lie apart."""
+        hop = next((step for step in self.plan if step.op is Op.TRANSFER), None)
+        if hop is None or "tp" not in resharded(self.produced, self.consumed):
+            return 1
+        ends = (replace(hop.before, shard=self.produced.shard), hop.after)
+        lies_apart = all(order_in_memory(end) in HEAD_MAJOR for end in ends)
+        return 1 if lies_apart else hop.before.storage.block_tokens
 
     def __str__(self) -> str:
         """The verdict, the plan and the differences, one a line."""

@@ -42,6 +42,11 @@ class Layout(StrEnum):
     BHLNC = "BHLNC"
     UNKNOWN = "unknown"
 
+    @property
+    def without_heads(self) -> str:
+        """The order of the other dimensions."""
+        return self.replace("H", "")
+
     @classmethod
     def of(cls, name: str) -> Layout:
         """The layout of this name or alias.
@@ -209,7 +214,7 @@ class KVState:
 
     def cache_bytes(self, tokens: float, *, once: bool = False) -> float:
         """The part that grows with the tokens: keys and values or latents, as every rank holds them, or each element once."""
-        return sum(self.layer_bytes(each, tokens, 1.0 if once else self.copies(each)) for each in self._growing)
+        return sum(self.layer_bytes(each, tokens, 1.0 if once else self.copies(each)) for each in self.caches)
 
     @property
     def state_bytes(self) -> float:
@@ -219,7 +224,7 @@ class KVState:
 
     def held_elements(self, tokens: float, *, once: bool = False) -> float:
         """Elements of keys and values or latents, counted as in `cache_bytes`."""
-        copies = ((each, 1.0 if once else self.copies(each)) for each in self._growing)
+        copies = ((each, 1.0 if once else self.copies(each)) for each in self.caches)
         return sum(each.count * many * each.kept(tokens) * each.elements_per_token for each, many in copies)
 
     def copies(self, layers: Layers) -> float:
@@ -233,8 +238,19 @@ class KVState:
         return layers.count * copies * each
 
     @property
-    def _growing(self) -> Iterator[Layers]:
-        return (layers for layers in self.layers if layers.kind is not LayerKind.STATE)
+    def caches(self) -> tuple[Layers, ...]:
+        """The layers that keep tokens, not state."""
+        return tuple(layers for layers in self.layers if layers.kind is not LayerKind.STATE)
+
+    @property
+    def has_one_head(self) -> bool:
+        """Whether a rank holds one head, or latent, of every layer."""
+        return all(layers.heads <= self.shard.tp for layers in self.caches)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether TP deals something out: heads, or a state; a latent is whole on every rank."""
+        return not all(layers.is_shared for layers in self.layers)
 
     def block_bytes(self, layers: Layers) -> float:
         """Bytes of one block of one layer's keys (or latent) on one rank, without scales: what a connector registers."""
@@ -244,7 +260,7 @@ class KVState:
 
 
 def canonical(state: KVState) -> KVState:
-    """The one form of all that mean the same: equal layers merged and sorted, scales of one without granularity, this schema."""
+    """The one form of all that mean the same: equal layers merged and sorted, unit scales plain, the layout as it lies."""
     position, scaling = state.identity.position, state.format.scaling
     if position.theta is not None:
         position = replace(position, theta=float(position.theta))
@@ -255,8 +271,17 @@ def canonical(state: KVState) -> KVState:
         identity=replace(state.identity, position=position),
         layers=tuple(merged_layers(state.layers)),
         format=Format(state.format.element, scaling),
+        storage=replace(state.storage, layout=order_in_memory(state)),
         schema=SCHEMA,
     )
+
+
+def order_in_memory(state: KVState) -> Layout:
+    """The layout as it lies on a rank: where each holds one head, the place of H is no matter, and LBHNC or BLHNC stands."""
+    layout = state.storage.layout
+    if layout is Layout.UNKNOWN or not state.has_one_head:
+        return layout
+    return next(each for each in Layout if each.without_heads == layout.without_heads)
 
 
 def meaning(state: KVState) -> KVState:

@@ -69,8 +69,9 @@ def _geometry(produced: KVState, consumed: KVState) -> Iterator[Difference]:
         return
     orders = (tuple(entry.index for entry in mine.values()), tuple(entry.index for entry in theirs.values()))
     said = pair(_order, *orders)
-    if not all((*orders[0], *orders[1])):
-        yield Difference("layers.index", *said, Weight.UNVERIFIED, "the order of unlike layers is not told")
+    stated = [all(order) for order in orders]
+    if any(stated) and not all(stated):
+        yield Difference("layers.index", *said, Weight.UNVERIFIED, "one side does not say")
     elif orders[0] != orders[1]:
         yield Difference("layers.index", *said, Weight.IDENTITY, "unlike layers in another order")
 

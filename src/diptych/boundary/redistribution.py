@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from diptych.boundary.conversion import Op
-from diptych.boundary.descriptor import KVState, Layout
+from diptych.boundary.descriptor import KVState, Layout, order_in_memory
 from diptych.boundary.difference import Difference, Weight, pair, shown
 from diptych.boundary.element import Element, ScaleGranularity
 from diptych.boundary.format import Format
@@ -28,12 +28,25 @@ def storage_differences(produced: KVState, consumed: KVState, wire: Format) -> I
     for name, op in (("block_tokens", Op.REGROUP), ("page_stride", Op.REPAGE)):
         if getattr(mine, name) != getattr(theirs, name):
             yield _transformable(f"storage.{name}", getattr(mine, name), getattr(theirs, name), op)
-    if mine.layout is not theirs.layout and Layout.UNKNOWN not in (mine.layout, theirs.layout):
+    if not same_order(produced, consumed) and Layout.UNKNOWN not in (mine.layout, theirs.layout):
         yield _transformable("storage.layout", mine.layout, theirs.layout, Op.PERMUTE)
-    for name in ("tp", "pp", "stage_layers"):
-        if getattr(produced.shard, name) != getattr(consumed.shard, name):
-            values = (getattr(produced.shard, name), getattr(consumed.shard, name))
-            yield _transformable(f"shard.{name}", *values, Op.RESHARD)
+    for name in resharded(produced, consumed):
+        values = (getattr(produced.shard, name), getattr(consumed.shard, name))
+        yield _transformable(f"shard.{name}", *values, Op.RESHARD)
+
+
+def same_order(produced: KVState, consumed: KVState) -> bool:
+    """Whether a transfer, which places each head on its own, needs no permutation: one name, or two that differ in the place of H
+    where a rank has one head."""
+    mine, theirs = produced.storage.layout, consumed.storage.layout
+    one_head = produced.has_one_head or consumed.has_one_head
+    return mine is theirs or (one_head and mine.without_heads == theirs.without_heads)
+
+
+def resharded(produced: KVState, consumed: KVState) -> list[str]:
+    """The fields of the shard in which the two deal out heads or layers differently."""
+    names = ("tp", "pp", "stage_layers") if produced.is_split else ("pp", "stage_layers")
+    return [name for name in names if getattr(produced.shard, name) != getattr(consumed.shard, name)]
 
 
 def redistributed(op: Op, state: KVState, goal: KVState) -> KVState:
@@ -135,7 +148,8 @@ def _moved(produced: KVState, consumed: KVState) -> bool:
 
 def _place(state: KVState) -> str:
     storage, shard = state.storage, state.shard
-    return f"{storage.layout} blocks of {storage.block_tokens} stride {storage.page_stride} tp {shard.tp} pp {shard.pp}"
+    ranks = f"tp {shard.tp} pp {shard.pp}" if state.is_split else f"pp {shard.pp}"
+    return f"{order_in_memory(state)} blocks of {storage.block_tokens} stride {storage.page_stride} {ranks}"
 
 
 def _state_formats(state: KVState) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from diptych.boundary.conversion import Conversion, Loss, Op, conversion, same_meaning
 from diptych.boundary.descriptor import KVState
 from diptych.boundary.format import Format
-from diptych.boundary.redistribution import redistributed
+from diptych.boundary.redistribution import redistributed, resharded, same_order
 from diptych.design.boundary import Side
 
 
@@ -90,12 +90,12 @@ def _side(made: Conversion, at: Side | None) -> Side | None:
 
 def steps(produced: KVState, consumed: KVState, hops: Hops, at: Side | None) -> Iterator[Step]:
     """The steps of a pair that nothing stands against, in order; each starts where the one before ended."""
-    state = produced
+    state, placed = produced, same_order(produced, consumed)
     for op, side, made in _order(produced, consumed, hops, at):
         if made is not None:
             after, loss, bound = replace(state, format=made.target), made.loss, made.bound
         else:
-            after, loss, bound = _rearranged(op, state, consumed), Loss.EXACT, ""
+            after, loss, bound = _rearranged(op, state, consumed, placed), Loss.EXACT, ""
         yield Step(op, side, state, after, loss, bound)
         state = after
 
@@ -105,9 +105,11 @@ def _order(
 ) -> Iterator[tuple[Op, Side, Conversion | None]]:
     """What happens where. On one side the narrower format is rearranged, as it has fewer bytes to move."""
     here = [op for op in (Op.REGROUP, Op.PERMUTE, Op.REPAGE) if redistributed(op, produced, consumed) != produced]
+    if same_order(produced, consumed):
+        here = [op for op in here if op is not Op.PERMUTE]
     early = at is Side.PREFILL
     yield from _on_one_side(hops.before, here if early else [], Side.PREFILL)
-    yield from ((op, Side.TRANSFER, None) for op in (*_resharding(produced, consumed), Op.TRANSFER))
+    yield from ((op, Side.TRANSFER, None) for op in (*[Op.RESHARD] * any(resharded(produced, consumed)), Op.TRANSFER))
     yield from _on_one_side(hops.after, [] if early else here, at or Side.DECODE)
 
 
@@ -120,16 +122,12 @@ def _on_one_side(
     yield from (*moves, *conversions) if widens else (*conversions, *moves)
 
 
-def _rearranged(op: Op, state: KVState, consumed: KVState) -> KVState:
-    """After a transfer the consumer's ranks hold it."""
-    if op is Op.TRANSFER:
-        return replace(state, shard=consumed.shard, holding=consumed.holding)
-    return redistributed(op, state, consumed)
-
-
-def _resharding(produced: KVState, consumed: KVState) -> list[Op]:
-    names = ("tp", "pp", "stage_layers")
-    return [Op.RESHARD] * any(getattr(produced.shard, name) != getattr(consumed.shard, name) for name in names)
+def _rearranged(op: Op, state: KVState, consumed: KVState, placed: bool) -> KVState:
+    """After a transfer the consumer's ranks hold it; in the consumer's layout if each head is `placed` as it arrives."""
+    if op is not Op.TRANSFER:
+        return redistributed(op, state, consumed)
+    layout = consumed.storage.layout if placed else state.storage.layout
+    return replace(state, storage=replace(state.storage, layout=layout), shard=consumed.shard, holding=consumed.holding)
 
 
 def _aspect(op: Op, state: KVState) -> str:

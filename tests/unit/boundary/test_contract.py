@@ -14,6 +14,7 @@ from diptych.boundary.element import Element, ScaleGranularity, ScaleSource, Sca
 from diptych.boundary.format import Format
 from diptych.boundary.identity import Identity, Position, PositionKind, TokenRange
 from diptych.boundary.layers import LayerKind, Layers
+from diptych.boundary.serial import digest
 from diptych.catalog.catalog import Catalog
 from diptych.catalog.dtype import Dtype
 from diptych.catalog.memory import TierKind
@@ -249,6 +250,7 @@ def test_other_shapes_and_orders_of_layers_are_another_model() -> None:
     assert contract(state, replace(state, layers=(two, one))).verdict is Verdict.CONSUME
     assert contract(state, swapped).reasons[0].where == "layers.index"
     assert [each.where for each in contract(state, unordered).unverified] == ["layers.index"]
+    assert not contract(unordered, unordered).unverified  # the model's, whose identity was compared
     fewer = contract(state, replace(state, layers=(one,))).reasons[0]
     assert (fewer.where, fewer.consumed) == ("layers", "1 sliding of 8 heads of 64 + 64, 128 tokens kept")
 
@@ -273,8 +275,47 @@ def test_ranks_hand_over_what_both_hold(produced: Shard, consumed: Shard, why: s
     assert [reason.why for reason in found.reasons] == ([why] if why else [])
 
 
+LATENT = replace(BASE, layers=(Layers(LayerKind.LATENT, 4, latent_rank=512, rope_dim=64),))
+
+
+@pytest.mark.parametrize("layout", [Layout.LBNHC, Layout.UNKNOWN])
+def test_other_ranks_read_a_latent_as_it_is(layout: Layout) -> None:
+    state = replace(LATENT, storage=Storage(64, layout))
+    found = contract(state, replace(state, shard=Shard(tp=8)))
+    assert (found.verdict, found.wire_bytes(100)) == (Verdict.CONSUME, 8 * state.cache_bytes(100, once=True))
+
+
+def test_layouts_that_differ_in_the_place_of_one_head_are_one() -> None:
+    """A latent, or a rank of one head: HND and NHD are the same bytes."""
+    for state in (LATENT, replace(BASE, shard=Shard(tp=8)), replace(BASE, shard=Shard(tp=16))):
+        other = replace(state, storage=Storage(16, Layout.of("NHD")))
+        found = contract(state, other)
+        assert (found.verdict, found.plan[-1].after.storage) == (Verdict.CONSUME, other.storage)
+        assert digest(state) == digest(other)
+        assert contract(state, replace(state, storage=Storage(16, Layout.BLNHC))).verdict is Verdict.REDISTRIBUTE
+    assert digest(BASE) != digest(stored(BF16, layout=Layout.LBNHC))
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted", "tp", "pieces"),
+    [
+        ("HND", "NHD", (8, 2), 16),  # single heads are woven into tokens
+        ("NHD", "HND", (8, 2), 1),
+        ("NHD", "HND", (2, 8), 16),
+        ("HND", "NHD", (2, 8), 1),
+    ],
+)
+def test_single_heads_are_placed_as_they_cross(made: str, wanted: str, tp: tuple[int, int], pieces: int) -> None:
+    produced, consumed = (
+        replace(BASE, storage=Storage(16, Layout.of(name)), shard=Shard(tp=size))
+        for name, size in zip((made, wanted), tp, strict=True)
+    )
+    found = contract(produced, consumed)
+    assert (steps(found), found.pieces_per_block) == (["reshard heads and layers at transfer"], pieces)
+
+
 def test_a_latent_is_whole_on_every_rank() -> None:
-    latent = replace(BASE, layers=(Layers(LayerKind.LATENT, 4, latent_rank=512, rope_dim=64),))
+    latent = LATENT
     sides = (replace(latent, shard=Shard(tp=4, tp_rank=rank)) for rank in (0, 3))
     assert contract(*sides).verdict is Verdict.CONSUME
 
@@ -310,7 +351,7 @@ def test_a_narrow_wire_halves_what_crosses() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "tp", "pieces"),
-    [(Layout.LBHNC, 4, 1), (Layout.LBNHC, 4, 16), (Layout.LBNHC, 2, 1), (Layout.BLNHC, 1, 16)],
+    [(Layout.LBHNC, 4, 1), (Layout.LBNHC, 4, 16), (Layout.LBNHC, 2, 1), (Layout.BLNHC, 1, 16), (Layout.LBNHC, 8, 16)],
 )
 def test_tokens_before_heads_cross_in_more_pieces(layout: Layout, tp: int, pieces: int) -> None:
     side = stored(BF16, layout=layout)
