@@ -10,6 +10,7 @@ from diptych.boundary.contract import Contract, Verdict, contract
 from diptych.boundary.descriptor import KVState
 from diptych.boundary.element import ScaleSource
 from diptych.engines.deployment import Deployment
+from diptych.engines.engine import Engine
 from diptych.engines.resolve import Joint, kv_state
 from diptych.engines.resolve_gpu import labelled_accelerator
 from diptych.engines.resolve_stored import Stored, same_bytes
@@ -80,12 +81,13 @@ def check(deployment: Deployment, catalog: Catalog) -> Report:
     pairs = tuple(_checked(group, deployment, catalog) for group in _groups(deployment))
     broken = dict.fromkeys(each for pair in pairs for each in pair.broken)
     order = list(Severity)
+    outside = [f"{each.where}: {each.problem}" for each in deployment.unknown]
     return Report(
         deployment,
         pairs,
         tuple(sorted(broken, key=lambda each: order.index(each.severity))),
         tuple(dict.fromkeys(each for pair in pairs for each in pair.remarks)),
-        tuple(dict.fromkeys(said for pair in pairs for said in _doubts(pair.joint))),
+        tuple(dict.fromkeys((*outside, *(said for pair in pairs for said in _doubts(pair.joint))))),
     )
 
 
@@ -174,6 +176,8 @@ def _unexplained(joint: Joint, agreed: Contract | None, found: tuple[Broken, ...
     """What means another thing on the other side though no rule of the engine stops it or tells of it."""
     if agreed is None or (agreed.is_usable and agreed.verdict not in (Verdict.CONVERT, Verdict.BOTH)):
         return
+    if any(role.engine is Engine.VLLM and role.connector is None for role in (joint.prefill, joint.decode)):
+        return  # nothing crosses: OR2 tells
     places = tuple(role.place("kv_cache_dtype") for role in (joint.prefill, joint.decode))
     told = (Severity.SILENT, Severity.REQUEST, Severity.STARTUP)
     if any(
