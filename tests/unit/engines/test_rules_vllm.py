@@ -140,6 +140,11 @@ CASES: list[Case] = [
         lambda: vllm({**HND, "tp": 2}, {**HND, "tp": 4}),
     ),
     (
+        "VN13",
+        lambda: vllm({**NHD, "tp": 16}, {**NHD, "tp": 2}, over=PUSH),
+        lambda: vllm({**NHD, "tp": 2}, {**NHD, "tp": 16}, over=PUSH),
+    ),
+    (
         "VN14",
         lambda: vllm({"kv_cache_dtype": "nvfp4", "tp": 2}, {"kv_cache_dtype": "nvfp4", "tp": 4}, gpus=("B200", "B200")),
         lambda: vllm(
@@ -224,6 +229,26 @@ CASES: list[Case] = [
         lambda: vllm({"dcp": 4, "tp": 4}, model="DeepSeek-V3"),
     ),
     ("VN24", lambda: vllm(None, {"pcp": 2}), lambda: vllm({"pcp": 2})),
+    (
+        "VN24",
+        lambda: vllm({"pcp": 2, "dcp": 2, "tp": 2}, model="DeepSeek-V3"),
+        lambda: vllm({"pcp": 2, "dcp": 2}, {"dcp": 2, "tp": 2}, model="DeepSeek-V3"),
+    ),
+    (
+        "VN24",
+        lambda: vllm({"pcp": 2}, {"dcp": 2, "tp": 2}, model="DeepSeek-V3"),
+        lambda: vllm({"pcp": 2}, {"tp": 2}, model="DeepSeek-V3"),
+    ),
+    (
+        "VN24",
+        lambda: vllm({"dcp": 2, "tp": 2}, {"dcp": 3, "tp": 3}, model="DeepSeek-V3"),
+        lambda: vllm({"dcp": 2, "tp": 2}, {"dcp": 4, "tp": 4}, model="DeepSeek-V3"),
+    ),
+    (
+        "VN24",
+        lambda: vllm({"pp": 2, "tp": 2}, {"tp": 4}, model="gpt-oss-120b", over=PUSH),
+        lambda: vllm({"pp": 2, "tp": 4}, {"tp": 2}, model="gpt-oss-120b", over=PUSH),
+    ),
     (
         "VN25",
         lambda: vllm({"model": "amd/Qwen3-32B-FP8-KV"}, {"kv_cache_dtype": "fp8"}),

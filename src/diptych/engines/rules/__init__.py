@@ -19,10 +19,11 @@ from diptych.engines.rules import (
     vllm_identity,
     vllm_mooncake,
     vllm_remarks,
+    vllm_stages,
 )
 
 _MODULES = (
-    *(pair, vllm_config, vllm_identity, vllm_geometry, vllm_mooncake, vllm_backend),
+    *(pair, vllm_config, vllm_identity, vllm_geometry, vllm_stages, vllm_mooncake, vllm_backend),
     *(sglang, trtllm, lmcache, orchestrators),
 )
 

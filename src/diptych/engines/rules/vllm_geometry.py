@@ -1,4 +1,4 @@
-"""Ranks, blocks, layouts and stages that NIXL can bring together, by direction (VN7 to VN14, VN22, VN24, VN27, VN30)."""
+"""Ranks, blocks and layouts that NIXL can bring together, by direction of transfer (VN7 to VN14, VN22, VN27, VN30)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from diptych.engines.rules.vllm_pair import (
     is_nixl,
     is_true,
     kv_heads,
-    kv_role,
     mode,
     one_sided,
     place,
@@ -157,7 +156,8 @@ def _cut_by_head(joint: Joint) -> Iterator[Clash]:
     heads = kv_heads(joint)
     if not mode(joint) or has_latent(joint) or joint.prefill.tp == joint.decode.tp or Layout.UNKNOWN in (ours, theirs):
         return
-    is_repeated = heads is not None and joint.prefill.tp > heads
+    asked = joint.decode.tp if mode(joint) == "push" else joint.prefill.tp
+    is_repeated = heads is not None and asked > heads
     if ours is theirs and theirs not in _CONTIGUOUS and not is_repeated:
         change = "set VLLM_KV_CACHE_LAYOUT=LBHNC (HND) on both roles, or the same TP"
         names = (f"TP {joint.prefill.tp}, {ours}", f"TP {joint.decode.tp}, {theirs}")
@@ -189,49 +189,6 @@ def _slow_read(joint: Joint) -> Iterator[Clash]:
     names = tuple(f"{gpu.name}, {gpu.scaleup.technology}" for gpu in gpus if gpu)
     change = "use NixlPushConnector on both roles, or name an RDMA transport in UCX_TLS"
     yield Clash(names[0], names[1], change, both(joint, "connector"), "measured: 0.5 GB/s read, 49 GB/s written")
-
-
-def _stages(joint: Joint) -> Iterator[Clash]:
-    """VN24: pipeline stages, and shards over the context."""
-    for role in roles(joint):
-        way = transfer_mode(role)
-        if not way or not is_nixl(joint):
-            continue
-        for problem, change, setting, severity in _wrong_stages(role, joint, way):
-            yield Clash(*one_sided(role, problem), change, (role.place(setting),), severity=severity)
-
-
-def _wrong_stages(role: RoleConfig, joint: Joint, way: str) -> Iterator[tuple[str, str, str, Severity]]:
-    told = kv_role(role)
-    if role.pp > 1 and told == "kv_consumer":
-        yield f"PP {role.pp} on decode", "set --pipeline-parallel-size 1 on decode", "pp", Severity.STARTUP
-    elif role.pp > 1 and way == "pull" and uses_hybrid(role, joint):
-        change = "set --pipeline-parallel-size 1, or use NixlPushConnector"
-        yield f"PP {role.pp} with layers of several kinds, in pull mode", change, "pp", Severity.STARTUP
-    elif role.pp > 1 and has_state(joint):
-        change = "set --pipeline-parallel-size 1"
-        yield f"PP {role.pp} with layers that keep a state", change, "pp", Severity.STARTUP
-    yield from _wrong_shards(role, joint, way, told)
-
-
-def _wrong_shards(role: RoleConfig, joint: Joint, way: str, told: str) -> Iterator[tuple[str, str, str, Severity]]:
-    """Shards over the context: config/vllm.py for pulling, connector.py for prefill's."""
-    name = "--decode-context-parallel-size"
-    if role.dcp > 1 and way == "pull":
-        if role.dcp != max(role.tp, role.pcp):
-            change = f"set {name} to 1 or {max(role.tp, role.pcp)}"
-            yield f"DCP {role.dcp} over {max(role.tp, role.pcp)} ranks", change, "dcp", Severity.STARTUP
-        elif joint.model is not None and not has_latent(joint):
-            yield f"DCP {role.dcp} without MLA", f"set {name} 1", "dcp", Severity.STARTUP
-    if role.dcp > 1 and way == "push":
-        change = f"set {name} 1, or use NixlConnector"
-        yield f"DCP {role.dcp} in push mode", change, "dcp", Severity.REQUEST
-    if role.pcp > 1 and told in ("kv_consumer", "kv_both"):
-        change = "set --prefill-context-parallel-size 1, or kv_role kv_producer"
-        yield f"PCP {role.pcp} on {told}", change, "pcp", Severity.STARTUP
-    if role.pcp > 1 and is_true(extra(role).get("bidirectional_kv_xfer", False)):
-        change = "set --prefill-context-parallel-size 1, or drop bidirectional_kv_xfer"
-        yield f"PCP {role.pcp} with bidirectional_kv_xfer", change, "pcp", Severity.STARTUP
 
 
 def _push(joint: Joint) -> Iterator[Clash]:
@@ -341,14 +298,6 @@ RULES = (
         "Roles on one host without NVLink or RDMA push KV.",
         _slow_read,
         f"{_ISSUES}/52607; https://github.com/ai-dynamo/nixl/issues/1097",
-    ),
-    vllm_rule(
-        "VN24",
-        Severity.STARTUP,
-        "Pipeline stages and context shards are such as this direction of transfer supports.",
-        _stages,
-        "vLLM 0.33 kv_connector/v1/nixl/connector.py, base_worker.py and push_worker.py",
-        "NotImplementedError",
     ),
     vllm_rule(
         "VN27",
