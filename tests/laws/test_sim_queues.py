@@ -62,6 +62,33 @@ def test_md1_within_one_percent(load: float) -> None:
     assert float(np.mean(lindley(requests.arrival, service / PS))) == pytest.approx(theory, rel=0.01)
 
 
+def standard_error(values: np.ndarray, batches: int = 40) -> float:
+    """Of the mean of correlated values, by the means of batches much longer than the correlation."""
+    means = values[: len(values) // batches * batches].reshape(batches, -1).mean(axis=1)
+    return float(np.std(means, ddof=1) / np.sqrt(batches))
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_md1_simulated_within_its_confidence(load: float) -> None:
+    """What a run of moderate length is off by is statistics: five runs of 40,000, all together within 3 standard errors.
+
+    At 80 % load 400,000 requests leave one of 1.0 %, so 1 % takes millions (`long`); at 40,000 a run may well be 5 % off.
+    """
+    _, service = deterministic(1.0, 1, 0)
+    off, errors = [], []
+    for seed in range(5):
+        requests, _ = deterministic(load * PS / service, 40_000, seed)
+        run = simulate(colocated(1, ONE_PROMPT), requests, PERF)
+        waits = run.requests.prefill_start - run.requests.arrival
+        busy = requests.rate * service / PS
+        off.append(float(np.mean(waits)) - busy * service / PS / (2 * (1 - busy)))
+        errors.append(standard_error(waits))
+    assert abs(np.mean(off)) < 3 * float(np.linalg.norm(errors)) / 5
+    assert float(np.linalg.norm(errors)) / 5 < 0.05 * load * service / PS / (2 * (1 - load)), (
+        "an error this small says something"
+    )
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("load", [0.3, 0.8])
 def test_md1_within_one_percent_simulated(load: float) -> None:
@@ -108,6 +135,19 @@ def test_mmk_within_one_percent() -> None:
     theory = float(erlang_c(rate * mean, SLOTS)) / (SLOTS / mean - rate)
     found = kiefer_wolfowitz(requests.arrival.tolist(), service.tolist(), SLOTS)
     assert float(np.mean(found)) == pytest.approx(theory, rel=0.01)
+
+
+@pytest.mark.long
+def test_mmk_within_one_percent_simulated() -> None:
+    """The decode engine itself; a slot is taken at a boundary, half a step late on average."""
+    requests, rate = slots(0.7, 1_000_000)
+    path = replace(boundary(), link=Link("fast", LinkKind.SCALEUP, 1e15, 0.0))
+    design = apart(1, 1, path, worker(), worker(max_batch=SLOTS))
+    run = simulate(design, requests, FLAT, policy=Policy(kv_blocks=10**7))
+    mean = float(np.mean((requests.osl - 1) * STEP))
+    theory = float(erlang_c(rate * mean, SLOTS)) / (SLOTS / mean - rate)
+    waits = float(np.mean(run.requests.decode_start - run.requests.moved))
+    assert waits - STEP / 2 == pytest.approx(theory, rel=0.01)
 
 
 def test_littles_law_from_what_is_sampled() -> None:

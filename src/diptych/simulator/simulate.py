@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import islice, repeat
 
 import numpy as np
 
-from diptych.design.boundary import Ownership
+from diptych.design.boundary import Overlap, Ownership
 from diptych.design.design import Design
-from diptych.errors import Finding, InvalidInput
+from diptych.errors import Finding, InvalidDesign, InvalidInput
 from diptych.metrics.gaps import TokenGaps
 from diptych.metrics.measurements import LinkUse, Measurements, RequestColumns, WorkerUse
 from diptych.perf.model import PerfModel
@@ -95,7 +95,7 @@ class Run:
         skip: bool, sink: Callable[[RequestColumns], None] | None, rate: float | None, duration: float | None, count: int | None,
         gaps: bool = False,
     ) -> None:  # fmt: skip
-        _per_chunk(design, policy)
+        _pulled_whole(design, policy)
         self.seed = seed
         parts, context, hash_tokens, self.name = _demand(workload, seed, rate, duration, count)
         self.parts = parts
@@ -133,8 +133,8 @@ class Run:
         clock, arrive, recorder = self.cluster.clock, self.gateway.arrive, self.recorder
         heap = clock.heap
         number = self.arrived
-        for part in self.parts:
-            for time, isl, osl, cached, blocks in _rows(part):
+        for rows in (few for part in self.parts for few in _slices(_rows(part))):
+            for time, isl, osl, cached, blocks in rows:
                 if heap[0][0] < time:
                     clock.run_before(time)
                 request = Request(number, time, isl, osl, blocks)
@@ -180,7 +180,7 @@ class Run:
         heap = clock.heap
         while heap[0][0] < NEVER:
             last = heap[0][0]
-            clock.run_before(last + 60 * PS)
+            clock.run_before(last + PS)
             self.recorder.flush_if_full()
             if progress is not None:
                 progress(Progress(last / PS, self.arrived, self.arrived - len(self.gateway.live)))
@@ -258,6 +258,12 @@ class Run:
 _Input = tuple[int, int, int, int, tuple[int, ...]]
 
 
+def _slices(rows: Iterator[_Input]) -> Iterator[list[_Input]]:
+    """So many rows at a time that progress is told often, however long a request takes to simulate."""
+    while few := list(islice(rows, 64)):
+        yield few
+
+
 def _rows(part: Requests) -> Iterator[_Input]:
     times = np.rint(part.arrival * PS).astype(np.int64).tolist()
     cached = part.cached.tolist() if part.cached is not None else repeat(0)
@@ -265,13 +271,18 @@ def _rows(part: Requests) -> Iterator[_Input]:
     return zip(times, part.isl.tolist(), part.osl.tolist(), cached, blocks, strict=False)
 
 
-def _per_chunk(design: Design, policy: Policy) -> None:
+def _pulled_whole(design: Design, policy: Policy) -> None:
     """In a pull the decode side hears of a prompt when it is computed (vLLM's NIXL connector: block ids come with prefill's
     answer), and no engine offers finished chunks or layers to be read before; those that overlap write them (SGLang and
     Mooncake by chunk, MoRIIO by layer)."""
-    if policy.per_chunk and design.boundary is not None and design.boundary.ownership is Ownership.PULL:
-        problem = "a pull reads what prefill has announced, and it announces whole prompts: chunks can only be pushed"
-        raise InvalidInput(Finding("--policy per_chunk", problem, "push in the design, or per_chunk=no"))
+    boundary = design.boundary
+    if boundary is None or boundary.ownership is not Ownership.PULL:
+        return
+    problem = "a pull reads what prefill has announced, and it announces whole prompts: {} can only be pushed"
+    if boundary.overlap is Overlap.LAYERWISE:
+        raise InvalidDesign(Finding("boundary", problem.format("layers"), "push, or a serial pull"))
+    if policy.per_chunk:
+        raise InvalidInput(Finding("--policy per_chunk", problem.format("chunks"), "push, or per_chunk=no"))
 
 
 def _demand(

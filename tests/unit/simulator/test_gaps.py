@@ -51,7 +51,7 @@ def test_the_histogram_says_what_the_list_says(runs: list[tuple[int, int, int, i
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("room", [400, 5000])
 def test_gaps_add_up_to_the_time_between_first_and_last_token(engine: str, room: int) -> None:
-    """Mixed steps, prompts that make decodes wait, preemption: every second of an answer lies in one gap, every token ends one."""
+    """Mixed steps, prompts that make decodes wait, preemption: every second lies in one gap, every token ends one."""
     requests = poisson(400, 30.0, 3)
     run = simulate(colocated(1, worker(engine=engine)), requests, PERF, policy=Policy(kv_blocks=room), gaps=True)
     done = run.requests.finished

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from sim_worlds import HASH_TOKENS, PERF, apart, boundary, colocated, poisson, w
 from diptych.catalog.dtype import Dtype
 from diptych.catalog.memory import MemoryTier, TierKind
 from diptych.design.boundary import Codec, Overlap, Ownership, Representation, Side
+from diptych.errors import InvalidDesign, InvalidInput
 from diptych.metrics.measurements import RequestColumns
 from diptych.metrics.record import Outcome
 from diptych.serving.admission import Admission
@@ -75,6 +77,26 @@ def test_progress_is_told() -> None:
     simulate(colocated(), poisson(500, 50.0, 1), PERF, progress=seen.append)
     assert seen[-1].ended == seen[-1].arrived == 500
     assert seen[-1].seconds > 0
+
+
+def test_progress_is_told_every_few_requests_and_while_the_last_ones_end() -> None:
+    seen: list[Progress] = []
+    requests = Requests(np.arange(1000) * 0.01, np.full(1000, 500), np.full(1000, 3000))
+    simulate(colocated(), requests, PERF, progress=seen.append)
+    assert max(b.arrived - a.arrived for a, b in pairwise(seen)) <= 64
+    drained = [told for told in seen if told.arrived == 1000]
+    assert max(b.seconds - a.seconds for a, b in pairwise(drained)) < 2.0
+    seen.clear()
+    simulate(colocated(), requests, PERF, progress=seen.append, concurrency=16)
+    assert len(seen) > 20, "a closed loop tells too"
+
+
+def test_what_a_pull_cannot_overlap_is_refused() -> None:
+    requests = poisson(5, 5.0, 1)
+    with pytest.raises(InvalidInput, match="chunks can only be pushed"):
+        simulate(apart(1, 1, boundary(ownership=Ownership.PULL)), requests, PERF, policy=Policy(per_chunk=True))
+    with pytest.raises(InvalidDesign, match="layers can only be pushed"):
+        simulate(apart(1, 1, boundary(ownership=Ownership.PULL, overlap=Overlap.LAYERWISE)), requests, PERF)
 
 
 def ttft(**changed: object) -> float:
@@ -186,6 +208,22 @@ def test_lower_tiers_save_prefill_when_fetching_is_faster() -> None:
     assert prefill(replace(small, tiers=(dram,))) < 0.97 * prefill(small)
     assert prefill(replace(small, tiers=(tape,))) == pytest.approx(prefill(small)), "computing beats a tape"
     assert prefill(small) < prefill(replace(small, prefix_cache=False))
+
+
+def test_blocks_are_found_below_once_they_are_written() -> None:
+    """A tier that reads fast and writes slowly holds nothing in time; a second one shares its own bandwidth only."""
+    requests = poisson(300, 4.0, 6, isl=600, hashes=True)
+
+    def prefill(*tiers: MemoryTier) -> float:
+        policy = Policy(kv_blocks=300, tiers=tiers)
+        return simulate(apart(1, 1, boundary()), requests, PERF, policy=policy).workers[0].busy
+
+    fast = MemoryTier("fast", TierKind.DRAM, 4e9, 50e9, 50e9, 1e-5)
+    late = replace(fast, write_bandwidth=1e7)  # a 600-token prompt takes 8 s, one comes every 0.25 s
+    assert prefill(fast) < 0.97 * prefill()
+    assert prefill(late) == pytest.approx(prefill(), rel=0.01)
+    between = replace(fast, write_bandwidth=2e8)
+    assert prefill(fast) <= prefill(between) <= prefill(late)
 
 
 def test_early_rejection_keeps_those_it_takes_within_the_limit() -> None:
