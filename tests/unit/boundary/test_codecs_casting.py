@@ -81,7 +81,7 @@ def test_overflow_stays_finite_and_nan_stays_nan(wanted: E) -> None:
     np.testing.assert_array_equal(made.astype(np.float64), [top, -top, beyond, -beyond, np.nan])
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, casting.CHUNK - 1, casting.CHUNK + 1, 2 * casting.CHUNK + 7])
+@pytest.mark.parametrize("size", [0, 1, 3, casting.TABLE_CHUNK - 1, casting.TABLE_CHUNK + 1, 2 * casting.CHUNK + 7])
 @pytest.mark.parametrize(
     ("origin", "wanted"), [(E.BF16, E.E4M3FN), (E.E4M3FN, E.BF16), (E.FP32, E.FP16), (E.E5M2, E.FP32)]
 )

@@ -21,8 +21,9 @@ from diptych.boundary.codecs.stored import DTYPES
 from diptych.boundary.conversion import GRIDS
 from diptych.boundary.element import Element
 
-CHUNK = 65536
-"""Elements at a time: temporaries of up to four bytes each stay in a core's second-level cache."""
+CHUNK, TABLE_CHUNK = 131072, 32768
+"""Elements at a time, by vectors and by tables: source, target and temporaries (for a table, indices of eight bytes) stay in a
+core's second-level cache."""
 
 
 def cast(source: Array, origin: Element, target: Array, wanted: Element) -> None:
@@ -31,9 +32,10 @@ def cast(source: Array, origin: Element, target: Array, wanted: Element) -> None
     narrowed = origin is Element.FP32 and wanted.bits == 8
     kind = Element.BF16 if narrowed else origin
     fast = _trusted(kind, wanted)
+    step = CHUNK if fast else TABLE_CHUNK
     with np.errstate(all="ignore"):
-        for start in range(0, source.size, CHUNK):
-            values, room = source[start : start + CHUNK], target[start : start + CHUNK]
+        for start in range(0, source.size, step):
+            values, room = source[start : start + step], target[start : start + step]
             values = rounded_to_odd(values) if narrowed else values
             if fast is None or not fast(values, room):
                 cast_slice(values, kind, room, wanted)
@@ -45,7 +47,7 @@ def cast_slice(source: Array, origin: Element, target: Array, wanted: Element) -
         np.copyto(target, source, casting="unsafe")
     elif origin is Element.FP32 and wanted.bits == 16:
         np.copyto(target, source, casting="unsafe")
-        if largest(target) >= INF[wanted]:
+        if not vector.surely_finite(target, wanted) and largest(target) >= INF[wanted]:
             target[:] = rounded(source, wanted)
     elif origin.bits == 16:
         np.take(_table(origin, wanted), bits(source), out=bits(target), mode="clip")

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
 
-from diptych.boundary.codecs.bits import INF, UNSIGNED, Array, largest
+from diptych.boundary.codecs.bits import UNSIGNED, Array
 from diptych.boundary.codecs.stored import DTYPES
+from diptych.boundary.conversion import GRIDS
 from diptych.boundary.element import Element
 
 try:
@@ -48,19 +50,21 @@ def caster(origin: Element, wanted: Element) -> Caster | None:
     return None if slow else _caster(origin, wanted)
 
 
+def surely_finite(values: Array, element: Element) -> bool:
+    """Whether no NaN and no inf is among floats: one would be in their sum. Numbers too large to add are not sure."""
+    return numkong is not None and isfinite(numkong.sum(_tensor(values, element)))
+
+
 def _caster(origin: Element, wanted: Element) -> Caster:
-    before = _no_nan if (origin, wanted) == (Element.FP16, Element.BF16) else _always
-    if (origin, wanted) == (Element.E5M2, Element.BF16):
-        before = _finite_e5m2
-    after = {Element.FP16: _below_inf, Element.E5M2: _below_inf, Element.E4M3FN: _no_nan_behind}.get(wanted, _always)
-    if origin.bits == 8:
-        after = _always
+    before = _BEFORE.get((origin, wanted), _always)
+    after = _always if origin.bits == 8 else _AFTER.get(wanted, _always)
 
     def cast(source: Array, target: Array) -> bool:
-        if not before(source, target, origin, wanted):
+        given, room = _tensor(source, origin), _tensor(target, wanted)
+        if not before(given, room):
             return False
-        numkong.astype(_tensor(source, origin), _NAMES[wanted], out=_tensor(target, wanted))
-        return after(source, target, origin, wanted)
+        numkong.astype(given, _NAMES[wanted], out=room)
+        return after(given, room)
 
     return cast
 
@@ -70,25 +74,27 @@ def _tensor(values: Array, element: Element) -> Any:
     return numkong.from_pointer(address, values.shape, _NAMES[element], owner=values)
 
 
-def _always(source: Array, target: Array, origin: Element, wanted: Element) -> bool:
+def _always(source: Any, target: Any) -> bool:
     return True
 
 
-def _no_nan(source: Array, target: Array, origin: Element, wanted: Element) -> bool:
-    return largest(source) <= INF[origin]
+def _finite_source(source: Any, target: Any) -> bool:
+    return isfinite(numkong.sum(source))
 
 
-def _finite_e5m2(source: Array, target: Array, origin: Element, wanted: Element) -> bool:
-    return largest(source) < INF[Element.E5M2]
+def _finite_target(source: Any, target: Any) -> bool:
+    return isfinite(numkong.sum(target))
 
 
-def _below_inf(source: Array, target: Array, origin: Element, wanted: Element) -> bool:
-    return largest(target) < INF[wanted]
+def _no_nan_at_the_top(source: Any, target: Any) -> bool:
+    """In e4m3fn NaN, inf and overflow all come out as 448; only NaN should not."""
+    found = numkong.minmax(target)
+    top = max(-found[0], found[2]) if found else inf
+    return top < GRIDS[Element.E4M3FN].largest or isfinite(numkong.sum(source))
 
 
-def _no_nan_behind(source: Array, target: Array, origin: Element, wanted: Element) -> bool:
-    """e4m3fn: NaN, inf and overflow all come out as 448; only NaN should not have."""
-    return largest(target) < 0x7E or largest(source) <= INF[origin]
+_BEFORE = {(Element.FP16, Element.BF16): _finite_source, (Element.E5M2, Element.BF16): _finite_source}
+_AFTER = {Element.FP16: _finite_target, Element.E5M2: _finite_target, Element.E4M3FN: _no_nan_at_the_top}
 
 
 def trials(origin: Element) -> list[Array]:
