@@ -103,6 +103,12 @@ def test_what_differs_and_is_brought_together_is_remarked_on():
     assert "one attention backend" in said
 
 
+def test_of_a_pair_that_fails_nothing_is_said_to_be_brought_together():
+    report = checked(prefill(block_size=32, connector=producer(PUSH)), decode(block_size=16))
+    assert ids(report) == ["VN2"]
+    assert report.remarks == ()
+
+
 def test_what_means_another_thing_is_told_though_no_rule_of_the_engine_sees_it():
     link = {"connector": replace(producer(), name="MoRIIOConnector")}
     report = checked(prefill(**link), decode(**link, kv_cache_dtype="fp8"))

@@ -28,16 +28,17 @@ def same_format(joint: Joint, found: tuple[Broken, ...]) -> Iterator[Remark]:
 
 
 def unlike_sizes(joint: Joint, found: tuple[Broken, ...]) -> Iterator[Remark]:
-    """Ranks and blocks that differ and that the engine brings together."""
+    """Ranks and blocks that differ and that the engine brings together; of a pair that fails nothing of the kind is said."""
+    if any(each.severity in (Severity.SILENT, Severity.REQUEST, Severity.STARTUP) for each in found):
+        return
     prefill, decode = joint.prefill, joint.decode
-    told = {place for each in found for place in each.clash.places}
-    if prefill.tp != decode.tp and prefill.place("tp") not in told and prefill.engine is decode.engine:
+    if prefill.tp != decode.tp:
         places = (prefill.place("tp"), decode.place("tp"))
         yield Remark(
             f"TP {prefill.tp}", f"TP {decode.tp}", "unlike tensor-parallel sizes are brought together", "", places
         )
     blocks = joint.prefill_stored.moved_tokens, joint.decode_stored.moved_tokens
-    if None not in blocks and blocks[0] != blocks[1] and prefill.place("block_size") not in told:
+    if None not in blocks and blocks[0] != blocks[1]:
         places = (prefill.place("block_size"), decode.place("block_size"))
         said = tuple(f"blocks of {tokens} tokens" for tokens in blocks)
         yield Remark(said[0], said[1], "unlike blocks are brought together", "", places)
