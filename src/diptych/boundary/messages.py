@@ -132,10 +132,11 @@ class LayerReady(Message, frozen=True, tag="layer_ready"):
 
 
 class Done(Message, frozen=True, tag="done"):
-    """Source to target: everything has been sent, so much of it."""
+    """Source to target: everything has been sent, so much of it. Decode goes on behind `first_token`, which prefill chose."""
 
     frames: _Bytes
     total_bytes: _Bytes
+    first_token: _Count = 0
 
 
 class Validated(Message, frozen=True, tag="validated"):

@@ -1,8 +1,8 @@
 """Named places where a test may stop a process or kill it. They cost one comparison unless a directory of them is named.
 
-With DIPTYCH_FAILPOINTS=DIR in the environment, a process that reaches the point `decode.commit` looks for DIR/decode.commit.arm. If
-it is there, the process takes it away (one process, once), writes its pid into DIR/decode.commit.hit, and does what the first word
-of the file says: `kill` (SIGKILL to itself), `stop` (SIGSTOP to itself) or `wait` (until DIR/decode.commit.go is there).
+With DIPTYCH_FAILPOINTS=DIR in the environment, a process that reaches the point `decode.commit` looks for DIR/decode.commit.arm.
+If it is there, the process takes it away (one process, once), writes its pid into DIR/decode.commit.hit, and does what the first
+word of the file says: `kill` (SIGKILL to itself), `stop` (SIGSTOP to itself) or `wait` (until DIR/decode.commit.go is there).
 """
 
 from __future__ import annotations

@@ -129,12 +129,17 @@ class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tokens(Message, frozen=True, tag="tokens"):
-    """Tokens of an answer; `index` is the place of the first among all generated, so that none is lost or doubled unseen."""
+    """Tokens of an answer; `index` is the place of the first among all generated, so that none is lost or doubled unseen.
+
+    The answer's last ones say so by `finish`, so that an end and its tokens cannot be parted. A prefill half says the first
+    token, and its target says it again: whichever comes first is the client's.
+    """
 
     request: _Id
     epoch: _Count
     index: _Count
     tokens: Annotated[tuple[Chosen, ...], Meta(max_length=4096)]
+    finish: Annotated[str, Meta(pattern="^(|stop|length)$")] = ""
     prompt: Annotated[tuple[Chosen, ...], Meta(max_length=MAX_TOKENS)] = ()
 
 

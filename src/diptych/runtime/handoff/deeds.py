@@ -56,7 +56,9 @@ class Count(Deed):
 
 @dataclass(frozen=True, slots=True)
 class Activate(Deed):
-    """Target: the KV is this worker's; the sequence joins the batch."""
+    """Target: the KV is this worker's; the sequence joins the batch, and `first_token` is the first of its answer."""
+
+    first_token: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ class _Handoff:
     until: int
     damaged: int = 0
     held_blocks: int = 0
+    first_token: int = 0
 
 
 class Source:
@@ -105,12 +106,12 @@ class Source:
         handoff = self._open[parcel.id] = _Handoff(parcel, State.OPEN, now + parcel.wait_ms)
         return deeds + self._event(handoff, Event.ROUTED, now)
 
-    def produced(self, id: bytes, epoch: int, now: int) -> list[Deed]:
-        """Prefill is done; the blocks are pinned from here on."""
+    def produced(self, id: bytes, epoch: int, first_token: int, now: int) -> list[Deed]:
+        """Prefill is done and has chosen the first token; the blocks are pinned from here on."""
         handoff = self._current(id, epoch)
         if handoff is None:
             return []
-        handoff.until = now + handoff.parcel.lease_ms
+        handoff.until, handoff.first_token = now + handoff.parcel.lease_ms, first_token
         return self._event(handoff, Event.PRODUCED, now)
 
     def failed(self, id: bytes, epoch: int, now: int) -> list[Deed]:
@@ -125,7 +126,7 @@ class Source:
         handoff = self._current(id, epoch)
         if handoff is None or handoff.state is not State.MOVING:
             return []
-        return [Say(id, epoch, handoff.parcel.peer, Done(frames, total_bytes))]
+        return [Say(id, epoch, handoff.parcel.peer, Done(frames, total_bytes, handoff.first_token))]
 
     def heard(self, peer: str, id: bytes, epoch: int, message: Message, now: int) -> list[Deed]:
         """A message from the target. From anyone else, or about another epoch, it changes nothing."""

@@ -62,6 +62,7 @@ class _Arrival:
     until: int
     call: Reserve | Offer | None = None
     next_beat: int = 0
+    first_token: int = 0
 
 
 class Target:
@@ -110,7 +111,7 @@ class Target:
         if arrival is None:
             return []
         if isinstance(message, Done) and arrival.phase is Phase.FILLING:
-            arrival.phase = Phase.COUNTING
+            arrival.phase, arrival.first_token = Phase.COUNTING, message.first_token
             return [Count(id, epoch)]
         if isinstance(message, Abort):
             return self._end(id, arrival, str(message.reason), report=True)
@@ -150,7 +151,7 @@ class Target:
             return [Say(id, epoch, arrival.peer, Validated(Verdict.DAMAGED, arrived, missing))]
         self._forget(id, epoch)
         said = (Validated(Verdict.ARRIVED, arrived, 0), Commit(), Release())
-        return [Activate(id, epoch), *(Say(id, epoch, arrival.peer, message) for message in said)]
+        return [Activate(id, epoch, arrival.first_token), *(Say(id, epoch, arrival.peer, message) for message in said)]
 
     def cancelled(self, id: bytes, epoch: int) -> list[Deed]:
         """Nobody waits for the answer any more, up to and including this epoch."""

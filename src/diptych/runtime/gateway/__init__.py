@@ -1,0 +1,1 @@
+"""The gateway: requests in, workers chosen, tokens out exactly once."""
