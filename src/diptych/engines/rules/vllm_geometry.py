@@ -9,7 +9,7 @@ from diptych.boundary.element import Element
 from diptych.engines.engine import Versions
 from diptych.engines.resolve import Joint
 from diptych.engines.resolve_vllm import CPU, place_of, transfer_mode
-from diptych.engines.resolve_vllm_releases import GATHERS
+from diptych.engines.resolve_vllm_releases import GATHERS, PUSHES
 from diptych.engines.role import RoleConfig
 from diptych.engines.rule import Clash, Severity
 from diptych.engines.rules.vllm_pair import (
@@ -306,6 +306,7 @@ RULES = (
         _push,
         "vLLM 0.33 kv_connector/v1/nixl/push_worker.py and push_scheduler.py",
         "not supported for NIXL push connector",
+        versions=PUSHES,
     ),
     vllm_rule(
         "VN30",

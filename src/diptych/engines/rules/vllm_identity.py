@@ -11,7 +11,7 @@ from diptych.engines.backends import shared_backend
 from diptych.engines.resolve import Joint
 from diptych.engines.resolve_stored import same_bytes
 from diptych.engines.resolve_vllm import brings_kv_scales, handoff, transfer_mode
-from diptych.engines.resolve_vllm_releases import DRAFT_HASHED, MANAGER_HASHED
+from diptych.engines.resolve_vllm_releases import DRAFT_HASHED, HASHED, MANAGER_HASHED
 from diptych.engines.role import RoleConfig
 from diptych.engines.rule import Clash, Severity
 from diptych.engines.rules.names import base_name
@@ -340,6 +340,7 @@ RULES = (
         _one_backend,
         f"{METADATA} (attn_backend_name); {_ISSUES}/23587",
         HASH_MESSAGE,
+        versions=HASHED,
     ),
     vllm_rule(
         "VN6",
@@ -348,6 +349,7 @@ RULES = (
         _one_manager,
         f"{METADATA} (is_hma_enabled, speculative_config); https://github.com/ai-dynamo/dynamo/pull/12821",
         HASH_MESSAGE,
+        versions=MANAGER_HASHED,
     ),
     vllm_rule(
         "VN23",
@@ -355,6 +357,7 @@ RULES = (
         "The handshake's comparison is switched off only where the stored bytes mean the same.",
         _checked_by_meaning,
         f"{WORKER} (enforce_handshake_compat)",
+        versions=HASHED,
     ),
     vllm_rule(
         "VN25",
