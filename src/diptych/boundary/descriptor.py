@@ -15,6 +15,7 @@ from diptych.boundary.element import ScaleSource, Scaling
 from diptych.boundary.format import Format
 from diptych.boundary.identity import Identity
 from diptych.boundary.layers import LayerKind, Layers, merged_layers
+from diptych.boundary.limits import PARTS, SHAPES, within
 from diptych.catalog.memory import TierKind
 from diptych.errors import Finding, InvalidInput, did_you_mean
 
@@ -90,11 +91,7 @@ class Storage:
     packing: str = ""
 
     def __post_init__(self) -> None:
-        findings = [
-            Finding(name, f"is {value}", f"{least} or more")
-            for name, value, least in (("block_tokens", self.block_tokens, 1), ("page_stride", self.page_stride, 0))
-            if value < least
-        ]
+        findings = [*within("block_tokens", self.block_tokens, 1), *within("page_stride", self.page_stride, 0)]
         if findings:
             raise InvalidInput(findings)
 
@@ -109,10 +106,11 @@ def _even_stages(count: int, stages: int) -> tuple[int, ...]:
 def _shard_findings(shard: Shard) -> Iterator[Finding]:
     for name in ("tp", "pp", "dp", "cp"):
         size, rank = getattr(shard, name), getattr(shard, f"{name}_rank", None)
-        if size < 1:
-            yield Finding(name, f"is {size}", "1 or more")
-        elif rank is not None and not 0 <= rank < size:
+        yield from within(name, size, 1, PARTS)
+        if rank is not None and not 0 <= rank < size:
             yield Finding(f"{name}_rank", f"is {rank}", f"0 to {size - 1}")
+    for place, layers in enumerate(shard.stage_layers):
+        yield from within(f"stage_layers[{place}]", layers, 0, PARTS)
     if shard.stage_layers and len(shard.stage_layers) != shard.pp:
         yield Finding("stage_layers", f"has {len(shard.stage_layers)} stages", f"{shard.pp}, as pp says")
 
@@ -175,8 +173,9 @@ class Holding:
     epoch: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.epoch < 2**63:
-            raise InvalidInput(Finding("epoch", f"is {self.epoch}", "0 or more, below 2^63"))
+        findings = list(within("epoch", self.epoch, 0))
+        if findings:
+            raise InvalidInput(findings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +294,10 @@ def _state_findings(state: KVState) -> Iterator[Finding]:
         yield Finding("schema", f"is {state.schema[:20]!r}", f"a version {MAJOR}.x")
     if not state.layers:
         yield Finding("layers", "are none", "one or more")
+    if len(state.layers) > SHAPES:
+        yield Finding("layers", f"are {len(state.layers)} entries", f"{SHAPES} at most")
+    elif state.num_layers > PARTS:
+        yield Finding("layers", f"are {state.num_layers}", f"{PARTS} at most")
     tp = state.shard.tp
     for heads in sorted({layers.heads for layers in state.layers if layers.kind is not LayerKind.STATE}):
         if heads and heads % tp and tp % heads:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from diptych.boundary.limits import WHOLE
 from diptych.errors import Finding, InvalidInput
 
 
@@ -43,8 +44,8 @@ class TokenRange:
     stop: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start < self.stop:
-            raise InvalidInput(Finding("", f"covers [{self.start}, {self.stop})", "0 <= start < stop"))
+        if not 0 <= self.start < self.stop <= WHOLE:
+            raise InvalidInput(Finding("", f"covers [{self.start}, {self.stop})", f"0 <= start < stop <= {WHOLE}"))
 
     def __str__(self) -> str:
         return f"[{self.start}, {self.stop})"

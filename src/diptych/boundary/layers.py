@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from diptych.boundary.element import Element
+from diptych.boundary.limits import PARTS, within
 from diptych.errors import Finding, InvalidInput
 
 
@@ -99,13 +100,11 @@ def merged_layers(layers: tuple[Layers, ...]) -> Iterator[Layers]:
 
 
 def _layer_order(layers: Layers) -> tuple[str, ...]:
-    return (str(layers.kind), *(f"{getattr(layers, name):020}" for name in _LAYER_NUMBERS), str(layers.state_format))
+    numbers = ("kv_heads", *_WIDTHS, "compress")
+    return (str(layers.kind), *(f"{getattr(layers, name):020}" for name in numbers), str(layers.state_format))
 
 
-_LAYER_NUMBERS = (
-    *("kv_heads", "head_dim", "v_head_dim", "window", "latent_rank"),
-    *("rope_dim", "compress", "state_elements"),
-)
+_WIDTHS = ("head_dim", "v_head_dim", "window", "latent_rank", "rope_dim", "state_elements")
 _NEEDS = {
     LayerKind.FULL: ("kv_heads", "head_dim"),
     LayerKind.SLIDING: ("kv_heads", "head_dim", "window"),
@@ -115,14 +114,13 @@ _NEEDS = {
 
 
 def _layer_findings(layers: Layers) -> Iterator[Finding]:
-    for name in ("count", "compress"):
-        if getattr(layers, name) < 1:
-            yield Finding(name, f"is {getattr(layers, name)}", "1 or more")
-    for name in _LAYER_NUMBERS:
-        value = getattr(layers, name)
-        if not 0 <= value < float("inf"):
-            yield Finding(name, f"is {value}", "0 or more")
-        elif value == 0 and name in _NEEDS[layers.kind]:
+    yield from within("count", layers.count, 1, PARTS)
+    yield from within("compress", layers.compress, 1)
+    yield from within("kv_heads", layers.kv_heads, 0, PARTS)
+    for name in _WIDTHS:
+        yield from within(name, getattr(layers, name), 0)
+    for name in _NEEDS[layers.kind]:
+        if getattr(layers, name) == 0:
             yield Finding(name, f"is missing of a {layers.kind} layer", "1 or more")
     if layers.index and (len(set(layers.index)) != layers.count or min(layers.index) < 0):
         yield Finding("index", f"names {len(set(layers.index))} layers", f"{layers.count} different ones, from 0")

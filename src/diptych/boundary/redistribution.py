@@ -120,25 +120,29 @@ def _other_ranks(produced: KVState, consumed: KVState) -> Iterator[Difference]:
     """Two ranks must have a head and a layer in common. A rank beside a whole worker is told: it holds a part."""
     for name, held, what in (("tp_rank", _heads, "head"), ("pp_rank", _stage, "layer")):
         mine, theirs = getattr(produced.shard, name), getattr(consumed.shard, name)
-        said, parts = (shown(mine), shown(theirs)), (held(produced), held(consumed))
+        runs = list(zip(held(produced), held(consumed), strict=False))  # of one model, else the gate has refused
         if (mine is None) != (theirs is None):
-            yield Difference(f"shard.{name}", *said, Weight.UNVERIFIED, "one side is a rank, the other a whole worker")
-        elif parts[0] != parts[1] and parts[0].isdisjoint(parts[1]):
-            yield _blocked(f"shard.{name}", *said, f"the ranks have no {what} in common")
+            whole = "one side is a rank, the other a whole worker"
+            yield Difference(f"shard.{name}", shown(mine), shown(theirs), Weight.UNVERIFIED, whole)
+        elif runs and not any(one == other or _overlap(one, other) for one, other in runs):
+            yield _blocked(f"shard.{name}", shown(mine), shown(theirs), f"the ranks have no {what} in common")
 
 
-def _heads(state: KVState) -> set[tuple[int, int]]:
-    """(heads of the layer, head) of all that a rank or a worker holds; where nothing is split by heads, the one vector."""
-    rank, split = state.shard.tp_rank, {each.heads for each in state.layers if each.kind is not LayerKind.STATE}
-    runs = ((heads, range(heads) if rank is None else state.shard.heads(rank, heads)) for heads in split)
-    return {(heads, head) for heads, run in runs for head in run} or {(0, rank or 0)}
+def _heads(state: KVState) -> list[range]:
+    """The heads that a rank, or a worker, holds of each kind of layer whose heads are split."""
+    rank, counts = state.shard.tp_rank, sorted({each.heads for each in state.caches if not each.is_shared})
+    return [range(count) if rank is None else state.shard.heads(rank, count) for count in counts]
 
 
-def _stage(state: KVState) -> set[int]:
-    """The layers that a stage or a worker holds."""
+def _stage(state: KVState) -> list[range]:
+    """The layers that a stage, or a worker, holds."""
     count = max(state.num_layers, sum(state.shard.stage_layers))
     stage = state.shard.pp_rank
-    return set(range(count) if stage is None else state.shard.layers(stage, count))
+    return [range(count) if stage is None else state.shard.layers(stage, count)]
+
+
+def _overlap(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
 
 
 def _moved(produced: KVState, consumed: KVState) -> bool:

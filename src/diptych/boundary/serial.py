@@ -23,6 +23,7 @@ import msgspec
 from diptych.boundary.descriptor import MAJOR, MINOR, SCHEMA, KVState, Layout, meaning
 from diptych.boundary.element import Element
 from diptych.boundary.format import element_named
+from diptych.boundary.limits import SHAPES
 from diptych.errors import Finding, InvalidInput, did_you_mean
 
 MAX_BYTES = 4 * 2**20
@@ -139,6 +140,9 @@ class _Reader:
         if is_dataclass(hint):
             return self.build(hint, value, where, path)  # type: ignore[arg-type]
         if get_origin(hint) is tuple and is_dataclass(get_args(hint)[0]) and isinstance(value, list | tuple):
+            if len(value) > SHAPES:
+                self._find(where, f"is a list of {len(value)}", f"{SHAPES} at most")
+                return None
             inner = get_args(hint)[0]
             return tuple(self.build(inner, each, f"{where}[{i}]", path) for i, each in enumerate(value))
         return self._plain(hint, value, where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,17 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
         lambda: Format(Element.E4M3FN, Scaling(ScaleSource.DYNAMIC, ScaleGranularity.TENSOR, "sha256:a")),
         "scaling.digest: is given for dynamic scales",
     ),
+    (lambda: Layers(LayerKind.FULL, 10**9, kv_heads=8, head_dim=128), "count: is 1000000000; expected 65536 at most"),
+    (lambda: Layers(LayerKind.STATE, 1, state_elements=float("inf")), "state_elements: is inf"),
+    (lambda: Layers(LayerKind.STATE, 1, state_elements=float("nan")), "state_elements: is nan"),
+    (lambda: Shard(tp=10**9), "tp: is 1000000000; expected 65536 at most"),
+    (lambda: Shard(pp=1, stage_layers=(-1,)), "stage_layers[0]: is -1"),
+    (lambda: TokenRange(0, 2**60), "covers [0, 1152921504606846976)"),
+    (
+        lambda: KVState(Identity("m"), 1000 * (replace(GQA, count=66),), BF16, Storage(16)),
+        "layers: are 66000; expected 65536 at most",
+    ),
+    (lambda: KVState(Identity("m"), 1025 * (GQA,), BF16, Storage(16)), "layers: are 1025 entries"),
     (lambda: Storage(0), "block_tokens: is 0"),
     (lambda: Storage(16, page_stride=-1), "page_stride: is -1"),
     (lambda: Shard(tp=0), "tp: is 0"),

@@ -116,6 +116,8 @@ WRONG = [
     (b'{"a": 1e999}', "is not JSON"),
     (b'{"identity": "Qwen"}', "identity: is 'Qwen'; expected a mapping of fields"),
     (b'{"layers": {}}', "layers: is a mapping; expected a list"),
+    (b'{"layers": [' + b"1," * 2000 + b"1]}", "layers: is a list of 2001; expected 1024 at most"),
+    (b'{"shard": {"tp": 1' + b"0" * 400 + b"}}", "shard.tp: is 1000"),
     (b" " * (MAX_BYTES + 1), f"{MAX_BYTES} at most"),
 ]
 
