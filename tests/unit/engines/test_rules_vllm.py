@@ -199,6 +199,11 @@ CASES: list[Case] = [
         lambda: leases(60, 60, admission_wait=45),
     ),
     (
+        "VN21",
+        lambda: vllm({"env": {"VLLM_NIXL_ABORT_REQUEST_TIMEOUT": "30"}, "version": V("0.20")}, admission_wait=45),
+        lambda: vllm({"version": V("0.20")}, admission_wait=45),
+    ),
+    (
         "VN22",
         lambda: both({"node": "a"}, gpus=("L40S", "L40S")),
         lambda: both({"node": "a"}, gpus=("L40S", "L40S"), over=PUSH),

