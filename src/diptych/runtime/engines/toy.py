@@ -26,6 +26,7 @@ from diptych.boundary.identity import Identity, Position, PositionKind
 from diptych.boundary.layers import LayerKind, Layers
 from diptych.errors import Finding, InvalidInput
 from diptych.runtime.engine import Chunk, EngineFault, Prefilled, Step
+from diptych.runtime.engines.misfit import misfit
 from diptych.runtime.memory import KVMemory, LayerMemory, allocate, code_bytes
 from diptych.runtime.sampling import GREEDY, Sampled, Sampling
 
@@ -191,15 +192,8 @@ class ToyEngine:
         return self._sampled(chunk, len(step.generated), step.sampling)
 
     def _misfit(self, chunk: Chunk) -> EngineFault | None:
-        """Tokens, positions or blocks that are not there, which no computation could make good."""
-        room = min(len(chunk.blocks) * self.memory.block_tokens, self.max_context)
-        if chunk.start + len(chunk.tokens) > room:
-            return EngineFault(chunk.sequence, f"{chunk.start + len(chunk.tokens)} tokens, room for {room}")
-        if not all(0 <= block < self.memory.blocks for block in chunk.blocks):
-            return EngineFault(chunk.sequence, f"blocks beyond {self.memory.blocks}")
-        if not all(0 <= token < self.vocabulary for token in chunk.tokens):
-            return EngineFault(chunk.sequence, f"tokens beyond a vocabulary of {self.vocabulary}")
-        return None
+        said = chunk.sequence, chunk.tokens, chunk.start, chunk.blocks
+        return misfit(self.memory, self.vocabulary, self.max_context, *said)
 
     def _fill(self, layer: int, chunk: Chunk) -> None:
         stored = self._layers[layer]
