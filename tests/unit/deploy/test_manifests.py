@@ -152,6 +152,79 @@ def test_a_component_called_by_another_role_than_its_engine_runs_in_is_a_mistake
     assert finding.where == "graph.yaml:32"
 
 
+KSERVE = """\
+apiVersion: serving.kserve.io/v1alpha1
+kind: LLMInferenceService
+metadata: {name: r1}
+spec:
+  model: {uri: "pvc://claim", name: deepseek-ai/DeepSeek-R1}
+  parallelism: {data: 16, dataLocal: 8, expert: true, tensor: 1}
+  router:
+    scheduler:
+      template:
+        containers:
+          - name: main
+            args:
+              - --config-text
+              - |
+                apiVersion: inference.networking.x-k8s.io/v1alpha1
+                kind: EndpointPickerConfig
+                plugins:
+                  - type: prefix-based-pd-decider
+                    parameters: {nonCachedTokens: 0}
+  template:
+    containers:
+      - name: main
+        env: [{name: VLLM_ADDITIONAL_ARGS, value: "--block-size 64 --api-key sk-1"}]
+        resources: {limits: {nvidia.com/gpu: "8"}}
+  worker: {containers: [{name: main}]}
+  prefill:
+    template:
+      containers:
+        - name: main
+          command: [/bin/bash, -c]
+          args: ['eval "vllm serve /mnt/models ${VLLM_ADDITIONAL_ARGS} --dtype auto"']
+          env: [{name: VLLM_ADDITIONAL_ARGS, value: "--block-size 32"}]
+"""
+
+
+def test_kserve_with_workers_a_command_of_its_own_and_a_schedulers_text():
+    deployment = read_deployment(KSERVE, "k.yaml")
+    (prefill,), (decode,) = deployment.of(Role.PREFILL), deployment.of(Role.DECODE)
+    assert (decode.dp, decode.ep, decode.gpus_per_worker, decode.block_size) == (16, True, 16, 64)
+    assert (prefill.model, prefill.block_size, prefill.dtype) == ("/mnt/models", 32, "auto")
+    assert deployment.router.settings["plugins"][0]["parameters"] == {"nonCachedTokens": 0}
+    assert deployment.router.places["nonCachedTokens"] == "k.yaml:19"
+    assert "sk-1" not in repr(deployment)
+    assert deployment.findings == ()
+
+
+def test_a_graph_behind_an_endpoint_picker_and_with_sidecars():
+    text = ALPHA.replace(
+        "Frontend: {componentType: frontend, replicas: 1, extraPodSpec: {mainContainer: {image: i}}}",
+        "Epp: {componentType: epp, eppConfig: {config: {plugins: [{type: x}], schedulingProfiles: []}}}",
+    )
+    deployment = read_deployment(text, "graph.yaml")
+    assert (deployment.router.kind, deployment.router.settings) == (
+        "epp",
+        {"plugins": [{"type": "dyn-prefill-scorer"}]},
+    )
+    assert deployment.findings == ()
+
+
+def test_arguments_in_one_string_are_one_argument():
+    text = PAIR.replace('args: ["--model", "$(MODEL)", ', 'args: ["--model $(MODEL) --api-key sk-1", ')
+    (finding,) = read_deployment(text, "pair.yaml").findings
+    assert "--model and what follows it are one argument" in finding.problem
+
+
+def test_a_uri_that_helm_fills_in_leaves_the_name():
+    text = (
+        (DATA / "llm_d.yaml").read_text().replace('"hf://Qwen/Qwen3-32B"', "'hf://{{ .Values.modelArtifacts.name }}'")
+    )
+    assert {role.model for role in read_deployment(text, "v.yaml").roles} == {"Qwen/Qwen3-32B"}
+
+
 PAIR = """\
 apiVersion: apps/v1
 kind: Deployment

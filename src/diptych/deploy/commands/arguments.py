@@ -115,6 +115,10 @@ class _Parser:
             self._value(flag, attached if equals else None, word)
 
     def _unknown(self, spelling: str, word: Word, attached: bool) -> None:
+        if re.search(r"\s", spelling):
+            problem = f"{spelling.split()[0]} and what follows it are one argument"
+            self._find(word.where, problem, "each word as an argument of its own")
+            return
         instead = self.table.instead(spelling)
         if instead is not None:
             problem = f"{spelling} was removed from {self.table.program}"

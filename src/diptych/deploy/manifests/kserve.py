@@ -9,7 +9,7 @@ from diptych.deploy.commands.launch import Launch, launches
 from diptych.deploy.commands.roles import ENGINES, Reading, role_config
 from diptych.deploy.commands.statements import Statement, Word, statements
 from diptych.deploy.manifests.pods import Variables, container_words, hardware, placed_on, replicated, variables
-from diptych.deploy.manifests.routing import picker
+from diptych.deploy.manifests.routing import picker, pickers_within
 from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.safe_yaml import Node
 from diptych.design.axes import Role
@@ -38,28 +38,31 @@ def _roles(part: Node, spec: Node, role: Role, reading: Reading, notes: Notes) -
     main = next((each for each in containers if each.text("name") == "main"), containers[0])
     config = role_config(_launch(main, spec), replace(reading, role=role), notes)
     config = _with_parallelism(_with_name(config, spec), part)
-    nodes = 1 if part.get("worker") is None else max(1, config.pp)
-    config = placed_on(config, hardware(template, [main]), nodes)
+    config = placed_on(config, hardware(template, [main]), _nodes(part, config))
     yield replicated(config, part.get("replicas"), str(role), Launcher.KSERVE)
 
 
+def _nodes(part: Node, config: RoleConfig) -> int:
+    """Pods of one worker: one for each pipeline stage, or for each share of the data-parallel ranks."""
+    local = part.text("parallelism", "dataLocal")
+    shares = config.dp // int(local) if local.isdigit() and int(local) else 1
+    return 1 if part.get("worker") is None else max(1, config.pp, shares)
+
+
 def _launch(container: Node, spec: Node) -> Launch:
-    """What KServe's own template starts, with the container's flags: its command where it has one, else vllm serve."""
+    """What runs: the container's own command, else KServe's: `vllm serve MODEL` with the variable's flags and the args."""
     env = variables(container.elements("env"))
-    added = _additional(env)
-    env = Variables({name: value for name, value in env.values.items() if name != ADDITIONAL}, env.places)
     words = container_words(container, env)
     found = [each for each in launches(Statement(words, env.values, env.places)) if each.program in ENGINES]
+    kept = {name: value for name, value in env.values.items() if name != ADDITIONAL}  # read as flags, where it is used
     image = container.text("image")
     if found:
-        given = found[0].words
-        return replace(
-            found[0], words=(*given, *(() if any(ADDITIONAL in word.text for word in given) else added)), image=image
-        )
+        inner = {name: value for name, value in found[0].env.items() if name != ADDITIONAL}
+        return replace(found[0], env=inner, image=image)
     flags = tuple(word for word in words if container.get("command") is None)
     uri = spec.get("model", "uri")
     model = (Word(uri.text().removeprefix("hf://"), uri.where),) if uri is not None else ()
-    return Launch("vllm", (*model, *flags, *added), container.where, env.values, env.places, image)
+    return Launch("vllm", (*model, *flags, *_additional(env)), container.where, kept, env.places, image)
 
 
 def _additional(env: Variables) -> tuple[Word, ...]:
@@ -92,8 +95,15 @@ def _with_parallelism(config: RoleConfig, part: Node) -> RoleConfig:
 
 
 def _router(spec: Node) -> Router | None:
+    """The scheduler with its configuration: inline, or a text among its container's arguments."""
     scheduler = spec.get("router", "scheduler")
     if scheduler is None:
         return None
     inline = scheduler.get("config", "inline")
-    return picker(inline) if inline is not None else Router("epp", {}, {"scheduler": scheduler.where})
+    if inline is not None:
+        return picker(inline)
+    for container in scheduler.elements("template", "containers"):
+        found = [router for argument in container.elements("args") for router in pickers_within(argument)]
+        if found:
+            return found[0]
+    return Router("epp", {}, {"scheduler": scheduler.where})

@@ -44,7 +44,7 @@ def _roles(section: Node, document: Node, reading: Reading, notes: Notes) -> Ite
         for launch in _launches(container, document):
             config = role_config(launch, reading, notes)
             config = _with_parallelism(_with_name(config, document), section)
-            config = placed_on(config, _hardware(section, containers, config))
+            config = placed_on(config, _hardware(section, containers, config), _nodes(section, document))
             yield replicated(config, section.get("replicas"), str(reading.role), Launcher.LLM_D)
 
 
@@ -61,7 +61,7 @@ def _launches(container: Node, document: Node) -> Iterator[Launch]:
 def model_word(document: Node) -> tuple[Word, ...]:
     """What the chart passes for MODEL: a repository, or the artefact's name where it is mounted."""
     uri, name = document.get("modelArtifacts", "uri"), document.get("modelArtifacts", "name")
-    if uri is not None and uri.text().startswith("hf://"):
+    if uri is not None and uri.text().startswith("hf://") and "{{" not in uri.text():
         return (Word(uri.text().removeprefix("hf://"), uri.where),)
     return (Word(name.text(), name.where),) if name is not None else ()
 
@@ -93,6 +93,12 @@ def _hardware(section: Node, containers: list[Node], config: RoleConfig) -> Hard
         local = section.text("parallelism", "dataLocal", default="1")
         found = replace(found, count=config.tp * (int(local) if local.isdigit() else 1))
     return found
+
+
+def _nodes(section: Node, document: Node) -> int:
+    """Pods of one worker, where the chart makes LeaderWorkerSets."""
+    workers = section.text("parallelism", "workers", default="1")
+    return int(workers) if document.text("multinode") == "true" and workers.isdigit() else 1
 
 
 def _router(document: Node) -> Router | None:

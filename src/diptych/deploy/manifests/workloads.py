@@ -10,14 +10,13 @@ from diptych.deploy.commands.read import launcher_of, named_roles, roles_of_rout
 from diptych.deploy.commands.roles import ENGINES, Reading, role_config
 from diptych.deploy.commands.routers import ROUTERS, router_of
 from diptych.deploy.manifests.pods import container_launches, hardware, placed_on, replicated, role_named, variables
-from diptych.deploy.manifests.routing import picker
+from diptych.deploy.manifests.routing import picker, pickers_within
 from diptych.deploy.notes import Notes, with_notes
-from diptych.deploy.safe_yaml import Node, load_text
+from diptych.deploy.safe_yaml import Node
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Launcher
 from diptych.engines.role import RoleConfig
-from diptych.errors import InvalidInput
 
 WORKLOADS = frozenset(
     {"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "Pod", "LeaderWorkerSet", "DisaggregatedSet"}
@@ -117,15 +116,4 @@ def _pickers(document: Node) -> Iterator[Router]:
         yield picker(document)
     if document.text("kind") == "ConfigMap":
         for node in document.entries("data").values():
-            text = node.text()
-            if "EndpointPickerConfig" in text:
-                yield from _embedded(text, node.where)
-
-
-def _embedded(text: str, where: str) -> Iterator[Router]:
-    name, _, line = where.rpartition(":")
-    try:
-        inner = load_text("\n" * (int(line) - 1) + text, name)
-    except InvalidInput:
-        return
-    yield from (picker(each) for each in inner if each.text("kind") == "EndpointPickerConfig")
+            yield from pickers_within(node)
