@@ -205,10 +205,8 @@ def test_a_graph_behind_an_endpoint_picker_and_with_sidecars():
         "Epp: {componentType: epp, eppConfig: {config: {plugins: [{type: x}], schedulingProfiles: []}}}",
     )
     deployment = read_deployment(text, "graph.yaml")
-    assert (deployment.router.kind, deployment.router.settings) == (
-        "epp",
-        {"plugins": [{"type": "dyn-prefill-scorer"}]},
-    )
+    assert deployment.router.kind == "epp"
+    assert deployment.router.settings == {"plugins": [{"type": "x"}], "schedulingProfiles": []}
     assert deployment.findings == ()
 
 
