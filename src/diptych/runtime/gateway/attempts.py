@@ -160,7 +160,9 @@ class Attempts:
         fresh = tokens[have - index :]
         request.given += [each.token for each in fresh]
         deeds: list[Deed] = [Deliver(id, fresh)] if fresh else []
-        if not finish or index + len(tokens) < len(request.given):
+        if len(request.given) >= request.limit:
+            finish = finish or "length"  # prefill's one token may be all that was asked for
+        elif not finish or index + len(tokens) < len(request.given):
             return deeds
         del self._open[id]
         return [*deeds, *self._stops(id, request, but=worker), Finish(id, finish)]
