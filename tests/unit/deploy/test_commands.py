@@ -283,6 +283,9 @@ def test_a_flag_of_another_engine_is_no_flag_of_this_one():
     assert "no flag of SGLang" in str(findings_of("python -m sglang.launch_server --model m --block-size 64")[0])
     assert "no flag of dynamo.vllm" in str(findings_of("python -m dynamo.vllm --model m --host 0.0.0.0")[0])
     assert findings_of("python -m dynamo.sglang --model-path m --host 0.0.0.0") == []
+    assert "--kv-transfer-config" in str(findings_of("DYN_CONNECTOR=nixl python -m dynamo.vllm --model m")[0])
+    assert "--kv-transfer-config" in str(findings_of("python -m dynamo.vllm --model m --connector nixl")[0])
+    assert findings_of("python -m dynamo.trtllm --model m --connector kvbm") == []
     assert "--disaggregation-mode prefill" in str(findings_of("python -m dynamo.vllm --model m --is-prefill-worker")[0])
 
 

@@ -195,7 +195,7 @@ def test_every_flag_is_accepted_with_a_value_of_its_kind(program):
         Kind.OPTIONAL: "x",
     }
     for spelling, flag in flag_table(program).spellings.items():
-        if flag.name in ("config", "extra-engine-args", "override-engine-args", "model"):
+        if flag.name in ("config", "extra-engine-args", "override-engine-args", "model", "connector"):
             continue
         value = flag.choices[0] if flag.choices else examples.get(flag.kind, "")
         notes = Notes()

@@ -117,6 +117,8 @@ def role_config(launch: Launch, reading: Reading, notes: Notes) -> RoleConfig:
     table = flag_table(launch.program)
     arguments = _arguments(launch, table, reading, notes)
     _from_environment(arguments, launch, table)
+    if launch.program == "dynamo.vllm":
+        _without_connector_flag(arguments, notes)
     config = RoleConfig(
         role=Role.COLOCATED,
         engine=engine,
@@ -166,6 +168,13 @@ def _from_environment(arguments: Arguments, launch: Launch, table: FlagTable) ->
             )
             read = _as_argument(word, table)
             arguments.given.update(read.given)
+
+
+def _without_connector_flag(arguments: Arguments, notes: Notes) -> None:
+    """Dynamo 1.6.1 parses `--connector` for all its engines, and its vLLM worker then refuses it (`_reject_connector_flag`)."""
+    given = arguments.given.pop("connector", None)
+    if given is not None:
+        notes.mistake(given.place, "--connector is refused by dynamo.vllm", "--kv-transfer-config")
 
 
 def _as_argument(word: Word, table: FlagTable) -> Arguments:
