@@ -17,6 +17,7 @@ from diptych.catalog.offer import Offer, PriceBook
 from diptych.metrics.slo import SLO
 from diptych.planner.ask import Ask, Pins, ask
 from diptych.workload.lengths import Lengths
+from diptych.workload.profile import RateProfile, profile_of
 from diptych.workload.workload import Arrivals, Workload
 
 MODEL = Model("toy-2B", 2048, 32000, (LayerGroup(24, Attention(16, 4, 128, 128), Mlp(8192)),), max_context=65536)
@@ -38,6 +39,7 @@ class Draw:
     slo: str
     cv: float = 1.0
     shapes: tuple[str, str] = ("tp1", "tp1")
+    swing: tuple[tuple[float, float, float], ...] = ()
 
 
 floats = st.floats
@@ -47,14 +49,17 @@ price = st.tuples(
     st.integers(0, 1), st.sampled_from([1, 2, 4]), floats(0.3, 8.0), st.sampled_from([4e8, 3.1e9, 12.5e9])
 )
 length = st.tuples(floats(50, 6000), floats(2, 400), floats(0.0, 0.6))
+window = st.tuples(floats(100, 1000), floats(0.5, 2.0), floats(0.5, 2.0))
+"""Requests of a window, and how much longer than usual its prompts and answers are."""
 slos = st.builds(
     lambda ttft, tpot, extra: f"ttft_p90<{ttft:.3f}s, tpot_{extra}<{tpot * 1000:.1f}ms",
-    floats(0.1, 4.0), floats(0.008, 0.08), st.sampled_from(["p90", "mean", "p99"]),
+    floats(0.1, 4.0), floats(0.008, 0.08), st.sampled_from(["p50", "p90", "mean", "p99"]),
 )  # fmt: skip
 draws = st.builds(
     Draw, st.tuples(accelerator, accelerator), st.lists(price, min_size=1, max_size=3).map(tuple),
     st.lists(length, min_size=1, max_size=3).map(tuple), floats(0.3, 12.0), slos, st.sampled_from([0.5, 1.0, 2.0]),
     st.tuples(st.sampled_from(["tp1", "tp2"]), st.sampled_from(["tp1", "tp2"])),
+    st.one_of(st.just(()), st.lists(window, min_size=2, max_size=6).map(tuple)),
 )  # fmt: skip
 
 
@@ -78,7 +83,15 @@ def catalog_of(draw: Draw) -> Catalog:
 def workload_of(draw: Draw) -> Workload:
     isl, osl, hit = (np.array(values, dtype=float) for values in zip(*draw.lengths, strict=True))
     weight = np.full(len(isl), 1 / len(isl))
-    return Workload("drawn", Lengths(isl, osl, np.floor(isl * hit), weight), Arrivals(draw.rate, draw.cv), len(isl))
+    arrivals = Arrivals(draw.rate, draw.cv, profile=_profile(draw))
+    return Workload("drawn", Lengths(isl, osl, np.floor(isl * hit), weight), arrivals, len(isl))
+
+
+def _profile(draw: Draw) -> RateProfile | None:
+    if not draw.swing:
+        return None
+    count, prompt, answer = np.array(draw.swing).T
+    return profile_of(count, 60.0, count * prompt, count * answer, draw.cv)
 
 
 def question(draw: Draw, catalog: Catalog | None = None, **given: object) -> Ask:

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_spaces import Draw, draws, question
 
-from diptych.planner.assemble import fleet_of
 from diptych.planner.budget import STEP, most_goodput
+from diptych.planner.goodput import fleet_of
 from diptych.planner.mixed import Columns, Mixture
 from diptych.planner.plan import Answer
 from diptych.planner.planning import Search

@@ -71,6 +71,10 @@ def plan(
     quality: Annotated[
         Words, _option(ASKED, "Narrowest weights to choose freely: native, 8bit (default), any.", "FLOOR")
     ] = None,
+    size_for: Annotated[
+        Words,
+        _option(ASKED, "Hold the SLO over the whole trace (default), at its average rate, or at its peak.", "LOAD"),
+    ] = None,
     catalog: Annotated[list[str] | None, _option(ASKED, "Your YAML over the catalog; may be repeated.", "FILE")] = None,
     columns: Annotated[
         Words, _option(READ, "Your columns: isl=prompt,osl=answer,arrival=sent_at:ms,hash_ids=blocks.", "NAMES")
@@ -165,7 +169,8 @@ def _say(quiet: bool) -> Callable[[str], None]:
 def _ask(request: Request, perf: PerfModel, update: Any) -> Plan:
     return make_plan(
         request.model, request.workload, request.slo, catalog=request.catalog, prices=request.prices, rate=request.rate,
-        budget=request.budget, inventory=request.inventory, pins=request.pins, quality=request.quality, perf=perf,
+        budget=request.budget, inventory=request.inventory, pins=request.pins, quality=request.quality,
+        size_for=request.size_for, perf=perf,
         progress=update, verify=request.verify,
     )  # fmt: skip
 

@@ -52,6 +52,7 @@ class Request:
     inventory: dict[str, int] | None
     pins: Pins
     quality: str
+    size_for: str
     out: Path | None
     command: str
     inputs: Mapping[str, Any]
@@ -128,18 +129,27 @@ def read_request(
     out = Path(given["out_folder"]) if given.get("out_folder") else None
     if out is not None and (finding := refusal(out)):
         reader.findings.append(finding)
-    quality = given.get("quality") or "8bit"
+    quality, size_for = given.get("quality") or "8bit", given.get("size_for") or "trace"
     asked = {"prices": given.get("prices"), "rate": rate, "budget": budget, "inventory": inventory, "pins": pins}
     model = given.get("model") or next(iter(catalog.models))
     reader.attempt(
-        "", ask, model, workload or _SOME, slo or SLO(), catalog=catalog, perf=perf, quality=quality, **asked
+        "",
+        ask,
+        model,
+        workload or _SOME,
+        slo or SLO(),
+        catalog=catalog,
+        perf=perf,
+        quality=quality,
+        size_for=size_for,
+        **asked,
     )
     if reader.findings:
         raise InvalidInput(_once(reader.findings))
     assert workload is not None
     assert slo is not None
     return Request(
-        model, workload, slo, catalog, given.get("prices"), rate, budget, inventory, pins, quality, out,
+        model, workload, slo, catalog, given.get("prices"), rate, budget, inventory, pins, quality, size_for, out,
         command_line(given), recorded(given), _demand(given, reader) if given.get("verify") else None,
     )  # fmt: skip
 

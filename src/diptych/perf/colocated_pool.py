@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +23,13 @@ GRID_POINTS = 20
 
 @dataclass(frozen=True, slots=True)
 class ColocatedState:
-    """A colocated pool in balance; arrays have the broadcast shape of (rate, workers)."""
+    """A colocated pool in balance; arrays have the broadcast shape of (rate, workers).
+
+    `batch` sequences are held on average; a request sees a step of `seen`, itself counted.
+    """
 
     batch: Array
+    seen: Array
     step: Array
     ttft: Latency
     tpot_mean: Array
@@ -48,7 +53,8 @@ class ColocatedPool:
     def __init__(self, perf: PerfModel, worker: Worker, lengths: Lengths, kv_bytes: float | None = None) -> None:
         self._decode = DecodePool(perf, worker, lengths, kv_bytes)
         self.worker, self.lengths = worker, lengths
-        self._batch = batch_grid(self._decode.most, GRID_POINTS)
+        self.most = self._decode.most
+        self._batch = batch_grid(self.most, GRID_POINTS)
         self._step = self._decode.step(self._batch)
         costs = prompt_costs(perf, worker, lengths, self._batch, self._decode.context)
         self._alone, self._packed = costs.alone.T, lengths.weight @ costs.packed
@@ -59,12 +65,35 @@ class ColocatedPool:
         self._rate = np.maximum.accumulate(np.minimum(rate, 1.0 / self._packed))
 
     @property
+    def prompt_share(self) -> float:
+        """Share of the time of a full worker that goes into prompts."""
+        prompt = float(self._extra[-1])
+        return prompt / (prompt + self._decode.steps_per_request * float(self._step[-1] / self._batch[-1]))
+
+    @property
     def capacity(self) -> float:
         """Requests/s of one worker at full memory or with prompts in every step."""
         return float(self._rate[-1])
 
-    def at(self, rate: Any, workers: Any, cv2: float = 1.0) -> ColocatedState:
-        """The balance at `rate` requests/s over `workers`."""
+    def batch_within(self, seconds: float, rate: Any) -> Array:
+        """The largest batch at which a worker at `rate` requests/s makes a token within `seconds`; −∞ for none, ∞ for any.
+
+        Between two batches of the table both step and prompt work are straight lines, so the crossing is exact.
+        """
+        each = np.asarray(rate, dtype=float)[..., None]
+        over = self._step - seconds * np.maximum(1.0 - each * self._extra, 1e-6) > 0
+        above = np.where(over.any(axis=-1), np.argmax(over, axis=-1), len(self._batch))
+        low, high = np.clip(above - 1, 0, None), np.clip(above, None, len(self._batch) - 1)
+        each = each[..., 0]
+        step, more = self._step[low], self._step[high] - self._step[low]
+        work, extra = self._extra[low], self._extra[high] - self._extra[low]
+        slope = more + seconds * each * extra
+        part = (seconds * (1.0 - each * work) - step) / np.where(slope > 0, slope, np.inf)
+        between = self._batch[low] + np.clip(part, 0.0, 1.0) * (self._batch[high] - self._batch[low])
+        return np.where(above == 0, -np.inf, np.where(above == len(self._batch), np.inf, between))
+
+    def at(self, rate: Any, workers: Any, cv2: float = 1.0, lasting: float = math.inf) -> ColocatedState:
+        """The balance at `rate` requests/s over `workers`; `lasting` is for how many seconds it holds (`wait_while`)."""
         rate, workers = np.broadcast_arrays(np.asarray(rate, dtype=float), np.asarray(workers, dtype=float))
         each = rate / workers
         batch = np.interp(each, self._rate, self._batch)
@@ -75,8 +104,9 @@ class ColocatedPool:
         kv, peak = self._kv(held, swing)
         p90, p99 = (self._tpot(batch + normal_quantile(q) * swing, each) for q in (0.9, 0.99))
         return ColocatedState(
-            held, self._at(self._step, batch), self._ttft(batch, each, workers, cv2), tpot, tpot, p90, p99, kv, peak,
-            each * self._at(self._extra, batch), ~over & (peak <= self._decode.kv_capacity) & self._decode.holds_longest,
+            held, batch, self._at(self._step, batch), self._ttft(batch, each, workers, cv2, lasting), tpot, tpot, p90, p99,
+            kv, peak, each * self._at(self._extra, batch),
+            ~over & (peak <= self._decode.kv_capacity) & self._decode.holds_longest,
         )  # fmt: skip
 
     def tpot(self, rate: Any, workers: Any, q: float | None, cv2: float = 1.0) -> Array:
@@ -109,13 +139,13 @@ class ColocatedPool:
         left = np.maximum(1.0 - rate * self._at(self._extra, batch), 1e-6)
         return np.asarray(self._at(self._step, batch) / left)
 
-    def _ttft(self, batch: Array, rate: Array, workers: Array, cv2: float) -> Latency:
+    def _ttft(self, batch: Array, rate: Array, workers: Array, cv2: float, lasting: float) -> Latency:
         """Wait for a step of prompts, the decode step that is running, the prompt's own steps.
 
         Prompts go to the next free worker, as they do before a prefill pool (M/G/N), so both kinds of fleet queue alike.
         """
         packed = self._at(self._packed, batch)
-        queue = wait(rate * workers, workers, packed, self._at(self._cv2, batch), cv2)
+        queue = wait(rate * workers, workers, packed, self._at(self._cv2, batch), cv2, lasting)
         grid = np.interp(batch, self._batch, np.arange(len(self._batch)))
         low = np.minimum(grid.astype(int), len(self._batch) - 2) if len(self._batch) > 1 else grid.astype(int)
         share = (grid - low)[..., None]

@@ -77,6 +77,15 @@ class DecodePool:
         """Seconds of one step at `batch` sequences on one worker."""
         return np.asarray(np.interp(batch, self._batch, self._step))
 
+    def batch_within(self, seconds: Any) -> Array:
+        """The most sequences (itself counted) whose step takes no longer than `seconds`; −∞ for none, ∞ for any number."""
+        limit = np.asarray(seconds, dtype=float)
+        above = np.searchsorted(self._step, limit, side="right")
+        low, high = np.clip(above - 1, 0, None), np.clip(above, None, len(self._step) - 1)
+        rise = np.maximum(self._step[high] - self._step[low], 1e-300)
+        between = self._batch[low] + (limit - self._step[low]) / rise * (self._batch[high] - self._batch[low])
+        return np.where(above == 0, -np.inf, np.where(above == len(self._step), np.inf, between))
+
     def at(self, rate: Any, workers: Any, cv2: float = 1.0) -> DecodeState:
         """The balance at `rate` requests/s over `workers`; `cv2` is the squared variation of the arrival gaps."""
         rate, workers = np.broadcast_arrays(np.asarray(rate, dtype=float), np.asarray(workers, dtype=float))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any
 
@@ -49,10 +50,15 @@ class PrefillPool:
         """Busy share of each worker; 1 and above is overload."""
         return np.asarray(np.asarray(rate, dtype=float) * self.mean_service / np.asarray(workers, dtype=float))
 
-    def latency(self, rate: Any, workers: Any, extra: Any = 0.0, cv2: float = 1.0) -> Latency:
-        """Wait, service and `extra` seconds (a transfer, a conversion; scalar, or (K,) by length point)."""
+    def latency(
+        self, rate: Any, workers: Any, extra: Any = 0.0, cv2: float = 1.0, lasting: float = math.inf
+    ) -> Latency:
+        """Wait, service and `extra` seconds (a transfer, a conversion; scalar, or (K,) by length point).
+
+        `lasting` is for how many seconds the rate holds (`queueing.wait_while`).
+        """
         rate, workers = np.broadcast_arrays(np.asarray(rate, dtype=float), np.asarray(workers, dtype=float))
-        queue = wait(rate, workers, self.mean_service, self.cv2_service, cv2)
+        queue = wait(rate, workers, self.mean_service, self.cv2_service, cv2, lasting)
         shared = self._company(rate / workers)
         sure = self.service + np.asarray(extra, dtype=float) + shared[..., None]
         return Latency(sure, self.lengths.weight, Wait(np.asarray(queue.prob), np.asarray(queue.mean_if_waiting)))

@@ -24,6 +24,7 @@ from diptych.errors import Finding, InvalidInput, did_you_mean
 from diptych.metrics.slo import SLO
 from diptych.perf.model import PerfModel
 from diptych.planner.plan import Goal
+from diptych.planner.rushes import Sizing
 from diptych.workload.compress import compress
 from diptych.workload.lengths import Lengths
 from diptych.workload.workload import Workload
@@ -127,11 +128,7 @@ class Ask:
     perf: PerfModel
     codec: Codec | None = None
     converts_at: Side | None = None
-
-    @property
-    def cv2(self) -> float:
-        """Squared variation of the arrival gaps; batch work waits for nobody."""
-        return max(self.workload.arrivals.cv, 0.0) ** 2
+    size_for: Sizing = Sizing.TRACE
 
     @property
     def pinned_apart(self) -> bool:
@@ -354,6 +351,7 @@ def ask(
     inventory: Mapping[str, int] | None = None,
     pins: Pins | None = None,
     quality: str = Quality.EIGHT_BIT,
+    size_for: str = Sizing.TRACE,
     points: int = POINTS,
 ) -> Ask:
     """Resolve and check every input.
@@ -380,6 +378,7 @@ def ask(
     overlap = asking.member("--overlap", pins.overlap, Overlap)
     wire = asking.member("--wire", pins.wire, Dtype)
     floor = asking.member("--quality", str(quality), Quality) or Quality.EIGHT_BIT
+    sizing = asking.member("--size-for", str(size_for), Sizing) or Sizing.TRACE
     offers = offers_of(asking, book, inventory, pins)
     asking.findings.extend(_contradictions(pins, prefill, decode, placement, ownership, overlap, inventory))
     asking.findings.extend(_unplanned(pins, placement, budget, inventory))
@@ -395,7 +394,7 @@ def ask(
     return Ask(
         found_model, workload, compress(workload.lengths, points), found_slo, goal, demand, budget, inventory, catalog, book,
         offers, pins, prefill, decode, placement, ownership, overlap, wire, floor, perf,
-        codec, converts_at,
+        codec, converts_at, sizing,
     )  # fmt: skip
 
 

@@ -2,70 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from diptych.catalog.interconnect import Link, LinkKind
-from diptych.design.axes import Role, Worker
-from diptych.design.boundary import Codec, Ownership, Placement
-from diptych.design.constraints import shared_engines
-from diptych.perf.estimate import Array, Basis, Timing
-from diptych.perf.memory import memory_plan
-from diptych.perf.transfer import LinkLoad
+from diptych.design.axes import Role
+from diptych.design.boundary import Placement
 from diptych.planner.ask import Ask
-from diptych.planner.delay import Delay
-from diptych.planner.enumerate import Candidate
-from diptych.planner.meeting import Meeting, Sized
-from diptych.planner.plan import BoundaryPlan, Latency, MemberPlan, Option, PoolPlan, Trust
+from diptych.planner.goodput import Fleet, fleet_of, most, stage_keeps
+from diptych.planner.handed import boundary_plan
+from diptych.planner.meeting import Sized
+from diptych.planner.plan import BoundaryPlan, Latency, Option, PoolPlan, Trust
+from diptych.planner.rented import Held, bills, pool_plan, power, short, sized_member, summed
+from diptych.planner.rushes import PROMPTS
 from diptych.planner.search import Pooled
-from diptych.planner.stages import DecodeStage, Margins, PrefillStage, answer_seconds, kept
-
-PERCENTILES = (0.5, 0.9, 0.99)
-_ORDER = (Basis.MEASURED, Basis.FITTED, Basis.ROOFLINE)
-
-
-@dataclass(frozen=True, eq=False)
-class Fleet:
-    """A sized fleet seen from outside: what it costs, and how far inside its promises it is at any rate."""
-
-    usd_per_hour: float
-    margins: Callable[[float], Margins]
-
-    def keeps(self, rate: float) -> bool:
-        return bool(np.all(kept(self.margins(rate))))
-
-    def goodput(self, rate: float) -> float:
-        """The most requests/s it carries inside the SLO, to 1e-4; `rate` is where to start looking."""
-        return most(self.keeps, rate)
-
-    def binding(self, rate: float) -> str:
-        """The promise or capacity that breaks first just above `rate`."""
-        margins = self.margins(rate * 1.001)
-        return min(margins, key=lambda name: float(np.min(margins[name])))
-
-
-def fleet_of(sized: Sized | Pooled) -> Fleet:
-    """A disaggregated or colocated fleet by the same questions."""
-    if isinstance(sized, Pooled):
-        stage, workers = sized.stage, float(sized.workers)
-        return Fleet(sized.usd_per_hour, lambda rate: stage.margins(rate, workers))
-    return Fleet(sized.usd_per_hour, sized.margins)
-
-
-def most(keeps: Callable[[float], bool], start: float, tolerance: float = 1e-4) -> float:
-    """The largest value that `keeps` accepts, given that it accepts all smaller ones."""
-    low, high = 0.0, start
-    while keeps(high) and high < start * 1e6:
-        low, high = high, high * 2
-    for _ in range(60):
-        if high - low <= tolerance * high:
-            break
-        middle = (low + high) / 2
-        low, high = (middle, high) if keeps(middle) else (low, middle)
-    return low
+from diptych.planner.stages import answer_seconds
+from diptych.planner.trust import decode_trust, prefill_trust, tpot_floor, ttft_floor, worse
+from diptych.planner.ways import PERCENTILES, Seen, Way, seen
 
 
 def option(ask: Ask, sized: Sized | Pooled, rate: float) -> Option:
@@ -75,88 +28,63 @@ def option(ask: Ask, sized: Sized | Pooled, rate: float) -> Option:
 
 def _apart(ask: Ask, sized: Sized, rate: float) -> Option:
     meeting, (each, n_p, n_d) = sized.meeting, sized.part(rate)
-    state, slower = meeting.second.state(each, n_d), float(meeting.slowdown(each, n_d))
-    delay, load = meeting.delay(each, n_p, n_d), meeting.link(each, n_p, n_d)
-    first_step = float(state.step) * slower
-    p50, p90, p99 = (float(meeting.second.tpot(each, n_d, q)) * slower for q in PERCENTILES)
+    steps, second = meeting.first.load.steps, meeting.second
+    state, slower = second.balance(each, n_d), meeting.slowdown(steps.at(PROMPTS, each), n_d)
     first_trust, second_trust = prefill_trust(ask, meeting.prefill.worker), decode_trust(ask, meeting.decode.worker)
-    both = worse(first_trust, second_trust)
-    floor = (
-        ttft_floor(ask, meeting.prefill.worker) + float(np.median(meeting.handoff.wire_bytes)) / meeting.route.bandwidth
-    )
-    step_floor = tpot_floor(ask, meeting.decode.worker, meeting.second.pool.context)
+    wire = float(np.median(meeting.handoff.wire_bytes)) / meeting.route.bandwidth
+    floor = ttft_floor(ask, meeting.prefill.worker) + wire
+    step_floor = tpot_floor(ask, meeting.decode.worker, second.pool.context)
+    answer = answer_seconds(meeting.first.load, state.tpot_mean * slower)
+    way = Way.handed(1.0, meeting.delay(each, n_p, n_d), meeting, state.step * slower, answer)
+    load = meeting.link(each, n_p, n_d)
     waiting = float(np.nan_to_num(load.wait.mean, posinf=0.0))
     pools = (
         _prefill_pool(ask, sized, rate, waiting, first_trust),
         _decode_pool(ask, sized, rate, waiting, second_trust),
     )
-    names = meeting.prefill.worker.accelerator.name, meeting.decode.worker.accelerator.name
-    handing, lengths = meeting.handoff, ask.lengths
-    converting = handing.prefill_conversion + handing.staged_conversion + handing.decode_conversion
-    parts = {
-        "wait": float(delay.first.mean),
-        "prefill": lengths.mean(meeting.first.pool.service),
-        "conversion": lengths.mean(converting),
-        "transfer": lengths.mean(handing.dispatch + handing.exposed) + waiting,
-        "first step": first_step,
-    }
+    mean, p50, p90, p99 = (second.tpot(each, n_d, q, slower) for q in (None, *PERCENTILES))
     return make_option(
         ask, fleet_of(sized), rate, pools,
         label=f"{short(meeting.prefill, sized.prefill_workers)} → {short(meeting.decode, sized.decode_workers)}",
         placement=meeting.boundary.placement,
-        heterogeneous=names[0] != names[1],
-        ttft=_latency(delay, floor, first_trust),
-        ttft_decode=_latency(longer(delay, first_step), floor + step_floor, both),
-        tpot=Latency(float(state.tpot_mean) * slower, p50, p90, p99, step_floor, second_trust),
-        e2e=_latency(longer(delay, answer_seconds(meeting.first.load, float(state.tpot_mean) * slower)), floor, both),
+        seen=seen([way], floor, step_floor, first_trust, worse(first_trust, second_trust)),
+        tpot=Latency(mean, p50, p90, p99, step_floor, second_trust),
         boundary=boundary_plan(
             meeting, load, lambda route: replace(sized, meeting=replace(meeting, route=route)).keeps(rate)
         ),
-        parts=parts,
     )  # fmt: skip
 
 
 def _together(ask: Ask, pooled: Pooled, rate: float) -> Option:
-    stage, workers = pooled.stage, float(pooled.workers)
-    state = stage.pool.at(rate, workers, stage.load.cv2)
-    delay = stage.delay(rate, workers)
+    stage, workers, fleet = pooled.stage, float(pooled.workers), fleet_of(pooled)
+    state = stage.state(rate, workers)
     trust = worse(prefill_trust(ask, stage.worker), decode_trust(ask, stage.worker))
-    p50, p90, p99 = (float(stage.tpot(rate, workers, q)) for q in PERCENTILES)
-    capacity = most(lambda r: bool(np.all(kept(stage.margins(r, workers)))), rate)
-    memory = memory_plan(stage.worker)
-    pool = PoolPlan(
-        role=Role.COLOCATED,
-        members=(_member(pooled, Role.COLOCATED, float(state.batch)),),
-        capacity=capacity,
-        utilisation=rate / capacity,
-        idle_share=max(1 - rate / capacity, 0.0),
-        batch=float(state.batch),
-        step_seconds=float(state.step),
-        weight_bytes=memory.weights * stage.worker.accelerators,
-        kv_capacity=stage.kv_capacity,
-        kv_bytes=float(state.kv_bytes),
-        kv_peak=float(state.kv_bytes_p99),
-        power_w=power(stage.worker, pooled.workers),
-        usd_per_hour=pooled.usd_per_hour,
-        trust=trust,
-        memory_bytes=memory.capacity * stage.worker.accelerators,
+    member = sized_member(pooled, Role.COLOCATED, stage.seats(rate * busiest(ask), workers))
+    held = Held(
+        float(state.batch), float(state.step), stage.kv_capacity, float(state.kv_bytes), float(state.kv_bytes_p99)
     )
-    floor = ttft_floor(ask, stage.worker)
-    step_floor = tpot_floor(ask, stage.worker, ask.lengths.mean_isl)
-    ttft = _latency(delay, floor, trust)
-    prefill = float(ask.lengths.mean(delay.sure if delay.sure.ndim == 1 else delay.sure[0]))
+    pool = pool_plan(
+        Role.COLOCATED, stage.worker, [member], held, rate=rate, capacity=fleet.goodput(rate),
+        watts=power(stage.worker, pooled.workers), usd=pooled.usd_per_hour, trust=trust,
+    )  # fmt: skip
+    by_step = stage.state(stage.rates(rate), workers)
+    way = Way(1.0, stage.delay(rate, workers), answer_seconds(stage.load, by_step.tpot_mean))
+    floor, step_floor = ttft_floor(ask, stage.worker), tpot_floor(ask, stage.worker, ask.lengths.mean_isl)
+    mean, p50, p90, p99 = (stage.tpot(rate, workers, q) for q in (None, *PERCENTILES))
     return make_option(
-        ask, fleet_of(pooled), rate, (pool,),
+        ask, fleet, rate, (pool,),
         label=short(pooled.candidate, pooled.workers),
         placement=Placement.COLOCATED,
-        heterogeneous=False,
-        ttft=ttft,
-        ttft_decode=ttft,
-        tpot=Latency(float(state.tpot_mean), p50, p90, p99, step_floor, trust),
-        e2e=_latency(longer(delay, answer_seconds(stage.load, float(state.tpot_mean))), floor, trust),
+        seen=seen([way], floor, step_floor, trust, trust),
+        tpot=Latency(mean, p50, p90, p99, step_floor, trust),
         boundary=None,
-        parts={"wait": float(delay.first.mean), "prefill": prefill},
     )  # fmt: skip
+
+
+def busiest(ask: Ask) -> float:
+    """The busiest time over the average, which batch limits leave room for whatever the fleet is sized for."""
+    arrivals = ask.workload.arrivals
+    return max(arrivals.peak_to_mean, arrivals.profile.peak if arrivals.profile else 1.0)
 
 
 def make_option(
@@ -167,20 +95,18 @@ def make_option(
     *,
     label: str,
     placement: Placement,
-    heterogeneous: bool,
-    ttft: Latency,
-    ttft_decode: Latency,
+    seen: Seen,
     tpot: Latency,
-    e2e: Latency,
     boundary: BoundaryPlan | None,
-    parts: Mapping[str, float],
 ) -> Option:
+    """What any fleet comes to at `rate`, however its pools are made up."""
     goodput = fleet.goodput(rate)
     hourly = 3600 * rate / 1e6
+    kinds = {member.accelerator for pool in pools for member in pool.members}
     return Option(
         label=label,
         placement=placement,
-        heterogeneous=heterogeneous,
+        heterogeneous=len(kinds) > 1,
         rate=rate,
         goodput=goodput,
         headroom=goodput / rate - 1,
@@ -189,289 +115,42 @@ def make_option(
         usd_per_mtok_input=fleet.usd_per_hour / (hourly * ask.lengths.mean_isl),
         usd_per_mtok_output=fleet.usd_per_hour / (hourly * ask.lengths.mean_osl),
         usd_per_mtok_total=fleet.usd_per_hour / (hourly * (ask.lengths.mean_isl + ask.lengths.mean_osl)),
-        power_w=sum(pool.power_w for pool in pools),
-        ttft=ttft,
-        ttft_decode=ttft_decode,
+        power_w=summed(pool.power_w for pool in pools),
+        ttft=seen.ttft,
+        ttft_decode=seen.ttft_decode,
         tpot=tpot,
-        e2e=e2e,
+        e2e=seen.e2e,
         binding=fleet.binding(goodput),
         pools=pools,
         boundary=boundary,
-        ttft_parts=parts,
+        ttft_parts=seen.parts,
     )
 
 
 def _prefill_pool(ask: Ask, sized: Sized, rate: float, waiting: float, trust: Trust) -> PoolPlan:
     meeting, workers = sized.meeting, sized.prefill_workers
-    stage, candidate, (part, count, _) = meeting.first, meeting.prefill, sized.part(rate)
-    capacity = most(lambda r: stage_keeps(stage, r, count), part) * rate / part
+    stage, worker, (part, count, _) = meeting.first, meeting.prefill.worker, sized.part(rate)
     each, lengths = rate / workers, ask.lengths
-    size = candidate.worker.model.kv_bytes(lengths.isl, candidate.worker.precision.kv)
+    size = worker.model.kv_bytes(lengths.isl, worker.precision.kv)
     working = lengths.mean(size * stage.pool.service)
     pinned = lengths.mean(size * meeting.handoff.source_seconds()) + lengths.mean(size) * waiting
-    memory, room = memory_plan(candidate.worker), float(meeting.prefill_room(part, count, waiting))
-    return PoolPlan(
-        role=Role.PREFILL,
-        members=(_member(sized, Role.PREFILL, 0.0),),
-        capacity=capacity,
-        utilisation=rate / capacity,
-        idle_share=max(1 - rate / capacity, 0.0),
-        batch=each * stage.pool.mean_service,
-        step_seconds=stage.pool.mean_service,
-        weight_bytes=memory.weights * candidate.worker.accelerators,
-        kv_capacity=stage.kv_capacity,
-        kv_bytes=each * (working + pinned),
-        kv_peak=(1 - room) * stage.kv_capacity,
-        power_w=power(candidate.worker, workers),
-        usd_per_hour=_bills(sized)[0],
-        trust=trust,
-        memory_bytes=memory.capacity * candidate.worker.accelerators,
-    )
-
-
-def stage_keeps(stage: PrefillStage | DecodeStage, rate: float, workers: float) -> bool:
-    """Whether a pool alone, with a free handoff, keeps its promises."""
-    if isinstance(stage, DecodeStage):
-        return bool(np.all(kept(stage.margins(rate, workers))))
-    if float(stage.pool.utilisation(rate, workers)) >= 1:
-        return False
-    delay = stage.delay(rate, workers)
-    return all(bool(delay.keeps(goal.quantile, goal.limit) >= 0) for goal in stage.load.slo.of("ttft"))
+    peak = (1 - float(meeting.prefill_room(part, count, waiting))) * stage.kv_capacity
+    busy = stage.pool.mean_service
+    held = Held(each * busy, busy, stage.kv_capacity, each * (working + pinned), peak)
+    return pool_plan(
+        Role.PREFILL, worker, [sized_member(sized, Role.PREFILL, 0.0)], held, rate=rate, usd=bills(sized)[0], trust=trust,
+        capacity=most(lambda r: stage_keeps(stage, r, count), part) * rate / part, watts=power(worker, workers),
+    )  # fmt: skip
 
 
 def _decode_pool(ask: Ask, sized: Sized, rate: float, waiting: float, trust: Trust) -> PoolPlan:
     meeting, workers = sized.meeting, sized.decode_workers
-    stage, candidate, (part, _, count) = meeting.second, meeting.decode, sized.part(rate)
+    stage, worker, (part, _, count) = meeting.second, meeting.decode.worker, sized.part(rate)
     state = stage.state(part, count)
-    capacity = most(lambda r: stage_keeps(stage, r, count), part) * rate / part
-    memory = memory_plan(candidate.worker)
-    return PoolPlan(
-        role=Role.DECODE,
-        members=(_member(sized, Role.DECODE, float(state.batch)),),
-        capacity=capacity,
-        utilisation=rate / capacity,
-        idle_share=max(1 - rate / capacity, 0.0),
-        batch=float(state.batch),
-        step_seconds=float(state.step),
-        weight_bytes=memory.weights * candidate.worker.accelerators,
-        kv_capacity=stage.kv_capacity,
-        kv_bytes=float(state.kv_bytes),
-        kv_peak=float(state.kv_bytes_p99 + meeting.reserved(part, count, waiting)),
-        power_w=power(candidate.worker, workers),
-        usd_per_hour=_bills(sized)[1],
-        trust=trust,
-        memory_bytes=memory.capacity * candidate.worker.accelerators,
-    )
-
-
-def _bills(sized: Sized) -> tuple[float, float]:
-    """The bill of each pool; instances that both share are split by the accelerators each uses."""
-    meeting, counts = sized.meeting, (sized.prefill_workers, sized.decode_workers)
-    alone = meeting.prefill.usd_per_hour(counts[0]), meeting.decode.usd_per_hour(counts[1])
-    if abs(sum(alone) - sized.usd_per_hour) < 1e-9 * sized.usd_per_hour:
-        return alone
-    used = counts[0] * meeting.prefill.worker.accelerators, counts[1] * meeting.decode.worker.accelerators
-    first = sized.usd_per_hour * used[0] / sum(used)
-    return first, sized.usd_per_hour - first
-
-
-def boundary_plan(meeting: Meeting, load: LinkLoad, keeps: Callable[[Link], bool]) -> BoundaryPlan:
-    """The handoff under `load`; `keeps` says whether the fleet still holds on another path."""
-    boundary, handing, lengths = meeting.boundary, meeting.handoff, meeting.first.load.lengths
-    link_wait = float(np.nan_to_num(load.wait.quantile(0.9), posinf=0.0))
-    converting = handing.prefill_conversion + handing.staged_conversion + handing.decode_conversion
-    return BoundaryPlan(
-        placement=boundary.placement,
-        local_below=boundary.local_below,
-        link=boundary.link.name,
-        kind=boundary.link.kind,
-        bandwidth=meeting.route.achievable,
-        limited_by=_narrowest(meeting),
-        utilisation=float(load.utilisation),
-        required_bandwidth=required_bandwidth(meeting.route, keeps),
-        wire_bytes_mean=lengths.mean(handing.wire_bytes),
-        wire_bytes_p99=lengths.quantile(handing.wire_bytes, 0.99),
-        transfer_p90=lengths.quantile(handing.transfer, 0.9),
-        exposed_p90=lengths.quantile(handing.exposed, 0.9) + link_wait,
-        codec=boundary.representation.codec,
-        wire=boundary.representation.wire,
-        converts_at=boundary.representation.converts_at,
-        conversion_p90=lengths.quantile(converting, 0.9),
-        ownership=boundary.ownership,
-        overlap=boundary.overlap,
-        engine_support=engine_support(meeting),
-    )
-
-
-def required_bandwidth(route: Link, keeps: Callable[[Link], bool]) -> float:
-    """The least achievable bandwidth (bytes/s) of one path at which a fleet still keeps the SLO, as `keeps` says."""
-
-    def slowed(factor: float) -> bool:
-        return keeps(replace(route, bandwidth=route.bandwidth / factor))
-
-    if not slowed(1.0):
-        return route.achievable
-    return route.achievable / most(slowed, 1.0, 1e-3)
-
-
-def _narrowest(meeting: Meeting) -> str:
-    """Which part of the path sets its bandwidth."""
-    link, prefill, decode = meeting.boundary.link, meeting.prefill, meeting.decode
-    if link.kind in (LinkKind.SCALEUP, LinkKind.PCIE):
-        return "the link inside the server"
-    sides = [_width(side, link) for side in (prefill, decode)]
-    side, width = ("prefill", sides[0]) if sides[0] <= sides[1] else ("decode", sides[1])
-    worker = (prefill if side == "prefill" else decode).worker
-    lanes = worker.parallelism.tp * worker.parallelism.pp
-    fabric = link.bandwidth * lanes <= width * (1 + 1e-9)
-    return f"{link.name} at the {side} side" if fabric else f"NIC of the {side} side"
-
-
-def _width(side: Candidate, link: Link) -> float:
-    lanes = side.worker.parallelism.tp * side.worker.parallelism.pp
-    return lanes * min(link.bandwidth, side.nic or link.bandwidth)
-
-
-def engine_support(meeting: Meeting) -> str:
-    """Whether stock engines do this handoff, or what they lack."""
-    lacking = []
-    engines = [side.worker.engine.partition("-")[0] for side in (meeting.prefill, meeting.decode)]
-    if engines[0] != engines[1]:
-        lacking.append(f"{engines[0]} and {engines[1]} share no connector")
-    if meeting.boundary.representation.codec is not Codec.RAW:
-        lacking.append("no stock engine converts KV")
-    shared = shared_engines(meeting.prefill.worker.accelerator, meeting.decode.worker.accelerator)
-    if not shared:
-        lacking.append("the two accelerators share no engine")
-    if lacking:
-        return f"diptych's connector ({'; '.join(lacking)})"
-    how = "pull" if meeting.boundary.ownership is Ownership.PULL else "push"
-    layers = ", layer-wise through LMCache" if meeting.boundary.overlap.value == "layerwise" else ""
-    vendors = {meeting.prefill.worker.accelerator.vendor, meeting.decode.worker.accelerator.vendor}
-    crossing = ", experimental across vendors" if len(vendors) > 1 else ""
-    return f"stock {shared[0] if 'vllm' not in shared else 'vllm'} ({how}{layers}{crossing})"
-
-
-def _member(sized: Sized | Pooled, role: Role, batch: float) -> MemberPlan:
-    candidate, workers, instances, usd = _rented(sized, role)
-    member = member_plan(candidate, workers, instances, usd, batch)
-    if isinstance(sized, Pooled) or not _sharing(sized):
-        return member
-    # Of shared instances decode is left with what neither pool uses.
-    counts = (sized.meeting.prefill, sized.prefill_workers), (sized.meeting.decode, sized.decode_workers)
-    used = sum(side.worker.accelerators * count for side, count in counts)
-    idle = _instances(sized) * candidate.offer.gpus - used
-    return replace(member, idle_accelerators=idle if role is Role.DECODE else 0)
-
-
-def member_plan(candidate: Candidate, workers: int, instances: int, usd: float, batch: float) -> MemberPlan:
-    """Equal workers as the plan shows them; `batch` sequences per worker set the batch limit unless it is pinned."""
-    worker, offer = candidate.worker, candidate.offer
-    used = workers * worker.accelerators
-    return MemberPlan(
-        accelerator=worker.accelerator.name,
-        workers=workers,
-        accelerators=used,
-        instances=instances,
-        idle_accelerators=max(instances * offer.gpus - used, 0),
-        offer=offer.instance,
-        provider=offer.provider,
-        usd_per_hour=usd,
-        weights=worker.precision.weights,
-        activations=worker.precision.activations,
-        kv=worker.precision.kv,
-        tp=worker.parallelism.tp,
-        pp=worker.parallelism.pp,
-        ep=worker.parallelism.ep,
-        dp=worker.parallelism.dp,
-        engine=worker.engine,
-        max_batch=worker.max_batch or batch_limit(batch),
-        max_batched_tokens=worker.max_batched_tokens,
-        residency=worker.residency,
-    )
-
-
-def _rented(sized: Sized | Pooled, role: Role) -> tuple[Candidate, int, int, float]:
-    """(candidate, workers, instances, bill) of a pool. Shared instances are counted with decode, the full ones with prefill."""
-    if isinstance(sized, Pooled):
-        return sized.candidate, sized.workers, sized.candidate.instances(sized.workers), sized.usd_per_hour
-    meeting, bills = sized.meeting, _bills(sized)
-    if _sharing(sized):
-        full = sized.prefill_workers * meeting.prefill.worker.accelerators // meeting.prefill.offer.gpus
-        alone = full, _instances(sized) - full
-    else:
-        alone = meeting.prefill.instances(sized.prefill_workers), meeting.decode.instances(sized.decode_workers)
-    if role is Role.PREFILL:
-        return meeting.prefill, sized.prefill_workers, alone[0], bills[0]
-    return meeting.decode, sized.decode_workers, alone[1], bills[1]
-
-
-def _sharing(sized: Sized) -> bool:
-    """Whether both pools stand on the same instances."""
-    meeting = sized.meeting
-    alone = meeting.prefill.usd_per_hour(sized.prefill_workers), meeting.decode.usd_per_hour(sized.decode_workers)
-    return _bills(sized) != alone
-
-
-def _instances(sized: Sized) -> int:
-    """Instances of a fleet whose pools share them."""
-    hourly = sized.meeting.prefill.offer.usd_per_hour
-    return round(sized.usd_per_hour / hourly) if hourly else 0
-
-
-def batch_limit(batch: float) -> int:
-    """Sequences to admit: the average batch and the p99 of its Poisson swing, in eights; 0 leaves the engine's default."""
-    if batch <= 0:
-        return 0
-    return int(-(-(1 + batch + 2.33 * batch**0.5) // 8) * 8)
-
-
-def short(candidate: Candidate, workers: int) -> str:
-    shape = candidate.worker.parallelism
-    return f"{workers}× {candidate.worker.accelerator.name}{'' if shape.accelerators == 1 else f' {shape}'}"
-
-
-def power(worker: Worker, workers: int) -> float:
-    """Data-sheet watts of the accelerators at work."""
-    return workers * worker.accelerators * worker.accelerator.tdp_w
-
-
-def _latency(delay: Delay, floor: float, trust: Trust) -> Latency:
-    p50, p90, p99 = (float(np.squeeze(delay.quantile(q))) for q in PERCENTILES)
-    return Latency(float(np.squeeze(delay.mean)), p50, p90, p99, floor, trust)
-
-
-def longer(delay: Delay, extra: Any) -> Delay:
-    return Delay(delay.sure + np.asarray(extra), delay.weight, delay.first, delay.second)
-
-
-def trust_of(timing: Timing) -> Trust:
-    return Trust(timing.basis, float(timing.band), bool(np.any(timing.outside)))
-
-
-def worse(one: Trust, other: Trust) -> Trust:
-    """The weaker basis, the wider band."""
-    basis = max(one.basis, other.basis, key=_ORDER.index)
-    return Trust(basis, max(one.band, other.band), one.outside_measured or other.outside_measured)
-
-
-def _prefill_timing(ask: Ask, worker: Worker) -> Timing:
-    new = np.maximum(ask.lengths.isl - ask.lengths.cached, 1.0)
-    return ask.perf.prefill(worker, new, ask.lengths.cached)
-
-
-def prefill_trust(ask: Ask, worker: Worker) -> Trust:
-    return trust_of(_prefill_timing(ask, worker))
-
-
-def decode_trust(ask: Ask, worker: Worker) -> Trust:
-    return trust_of(ask.perf.decode(worker, np.array([1.0, 64.0]), ask.lengths.mean_isl + ask.lengths.mean_osl / 2))
-
-
-def ttft_floor(ask: Ask, worker: Worker) -> float:
-    floor: Array = np.asarray(_prefill_timing(ask, worker).floor)
-    return ask.lengths.quantile(np.broadcast_to(floor, ask.lengths.isl.shape), 0.5)
-
-
-def tpot_floor(ask: Ask, worker: Worker, context: float) -> float:
-    return float(np.min(ask.perf.decode(worker, 1.0, context).floor))
+    peak = float(state.kv_bytes_p99 + meeting.reserved(part, count, waiting))
+    held = Held(float(state.batch), float(state.step), stage.kv_capacity, float(state.kv_bytes), peak)
+    member = sized_member(sized, Role.DECODE, stage.seats(part * busiest(ask), count))
+    return pool_plan(
+        Role.DECODE, worker, [member], held, rate=rate, usd=bills(sized)[1], trust=trust,
+        capacity=most(lambda r: stage_keeps(stage, r, count), part) * rate / part, watts=power(worker, workers),
+    )  # fmt: skip

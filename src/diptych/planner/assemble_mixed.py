@@ -2,113 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial, reduce
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from diptych.design.axes import Role
 from diptych.design.boundary import Placement
-from diptych.perf.memory import memory_plan
 from diptych.planner.ask import Ask
-from diptych.planner.assemble import (
-    PERCENTILES,
-    Fleet,
-    boundary_plan,
-    decode_trust,
-    longer,
-    make_option,
-    member_plan,
-    power,
-    prefill_trust,
-    short,
-    tpot_floor,
-    ttft_floor,
-    worse,
-)
-from diptych.planner.delay import Delay
+from diptych.planner.assemble import busiest, make_option
+from diptych.planner.goodput import Fleet
+from diptych.planner.handed import boundary_plan
 from diptych.planner.meeting import Sized
 from diptych.planner.mixed import Mixture, Share
 from diptych.planner.plan import BoundaryPlan, Latency, Option, PoolPlan, Trust
-from diptych.planner.stages import answer_seconds
-
-
-@dataclass(frozen=True, eq=False)
-class Blend:
-    """A delay over several kinds of workers: each part with its share of the requests."""
-
-    parts: tuple[tuple[float, Delay], ...]
-
-    @property
-    def mean(self) -> float:
-        return sum(weight * float(np.squeeze(delay.mean)) for weight, delay in self.parts)
-
-    def quantile(self, q: float) -> float:
-        """Seconds that a share `q` of all requests does not exceed, by halving between the parts' own quantiles."""
-        own = [float(np.squeeze(delay.quantile(q))) for _, delay in self.parts]
-        low, high = min(own), max(own)
-        for _ in range(40):
-            middle = (low + high) / 2
-            met = sum(weight * float(np.squeeze(delay.attainment(middle))) for weight, delay in self.parts)
-            low, high = (low, middle) if met >= q - 1e-12 else (middle, high)
-        return high
-
-    def latency(self, floor: float, trust: Trust) -> Latency:
-        p50, p90, p99 = (self.quantile(q) for q in PERCENTILES)
-        return Latency(self.mean, p50, p90, p99, floor, trust)
+from diptych.planner.rented import Held, member_plan, pool_plan, power, short, summed
+from diptych.planner.stages import PrefillStage, answer_seconds
+from diptych.planner.trust import decode_trust, prefill_trust, tpot_floor, ttft_floor, worse
+from diptych.planner.ways import PERCENTILES, Way, seen
 
 
 def mixed_option(ask: Ask, mixture: Mixture, rate: float) -> Option:
     """Everything about a mixture at `rate`."""
     usd = sum(share.column.candidate.share_per_hour(share.workers) for share in mixture.shares)
-    parts = list(_parts(mixture, rate))
-    trusts = [trust(ask, s.column.candidate.worker) for s, trust in _trusting(mixture)]
-    whole = reduce(worse, trusts)
-    first = mixture.prefill or mixture.together
-    last = mixture.decode or mixture.together
+    ways, tpots = zip(*_ways(mixture, rate), strict=True)
+    whole = reduce(worse, (trust(ask, s.column.candidate.worker) for s, trust in _trusting(mixture)))
+    first, last = mixture.prefill or mixture.together, mixture.decode or mixture.together
     floor = min(ttft_floor(ask, s.column.candidate.worker) for s in first)
     step_floor = min(tpot_floor(ask, s.column.candidate.worker, ask.lengths.mean_isl) for s in last)
-    ttft = Blend(tuple((weight, delay) for weight, delay, _, _ in parts))
-    decoded = Blend(tuple((weight, longer(delay, step)) for weight, delay, step, _ in parts))
-    e2e = Blend(tuple((w, longer(d, answer_seconds(mixture.tables.load, tpot["mean"]))) for w, d, _, tpot in parts))
-    tpots = [tpot for _, _, _, tpot in parts]
-    slowest = {name: max(tpot[name] for tpot in tpots) for name in tpots[0]}
-    mean = sum(weight * tpot["mean"] for weight, _, _, tpot in parts)
-    names = {share.column.accelerator for share in mixture.shares}
+    mean = sum(way.share * tpot[0] for way, tpot in zip(ways, tpots, strict=True))
+    p50, p90, p99 = (max(values) for values in list(zip(*tpots, strict=True))[1:])
     return make_option(
         ask, Fleet(usd, mixture.margins), rate, tuple(_pools(ask, mixture, rate, whole)),
         label=_label(mixture),
         placement=Placement.DISAGGREGATED if mixture.prefill else Placement.COLOCATED,
-        heterogeneous=len(names) > 1,
-        ttft=ttft.latency(floor, whole),
-        ttft_decode=decoded.latency(floor + step_floor, whole),
-        tpot=Latency(mean, slowest["p50"], slowest["p90"], slowest["p99"], step_floor, whole),
-        e2e=e2e.latency(floor, whole),
+        seen=seen(ways, floor, step_floor, whole, whole),
+        tpot=Latency(mean, p50, p90, p99, step_floor, whole),
         boundary=_widest_boundary(mixture, rate),
-        parts={"ttft": ttft.mean},
     )  # fmt: skip
 
 
-def _parts(mixture: Mixture, rate: float) -> Any:
-    """(share of requests, TTFT, first step, TPOT statistics) of every way a request may go."""
+def _ways(mixture: Mixture, rate: float) -> Iterator[tuple[Way, list[float]]]:
+    """Every way a request may go, with its TPOT: the mean and `PERCENTILES`."""
+    load = mixture.tables.load
     for (i, j), meeting in mixture.meetings.items():
         mine, theirs = mixture.prefill[i], mixture.decode[j]
         first, second = rate * mixture.apart * mine.share, rate * mixture.apart * theirs.share
-        delay = meeting.delay(first, float(mine.workers), np.inf)
         stage, count = meeting.second, float(theirs.workers)
-        tpot = _tpots(partial(stage.tpot, second, count))
-        yield mixture.apart * mine.share * theirs.share, delay, float(stage.state(second, count).step), tpot
+        state = stage.balance(second, count)
+        delay, answer = meeting.delay(first, float(mine.workers), np.inf), answer_seconds(load, state.tpot_mean)
+        way = Way.handed(mixture.apart * mine.share * theirs.share, delay, meeting, state.step, answer)
+        yield way, [stage.tpot(second, count, q) for q in (None, *PERCENTILES)]
     for share in mixture.together:
         pool = mixture.tables.colocated_stage(share.column.candidate.worker)
-        each, count = rate * (1 - mixture.apart) * share.share, float(share.workers)
-        tpot = _tpots(partial(pool.tpot, each, count))
-        yield (1 - mixture.apart) * share.share, pool.delay(each, count), 0.0, tpot
-
-
-def _tpots(at: Callable[[float | None], Any]) -> dict[str, float]:
-    return {name: float(at(q)) for name, q in (("mean", None), ("p50", 0.5), ("p90", 0.9), ("p99", 0.99))}
+        part = (1 - mixture.apart) * share.share
+        each, count = rate * part, float(share.workers)
+        answer = answer_seconds(load, pool.state(pool.rates(each), count).tpot_mean)
+        yield Way(part, pool.delay(each, count), answer), [pool.tpot(each, count, q) for q in (None, *PERCENTILES)]
 
 
 def _trusting(mixture: Mixture) -> Any:
@@ -125,69 +77,52 @@ def _pools(ask: Ask, mixture: Mixture, rate: float, trust: Trust) -> Any:
         (Role.COLOCATED, mixture.together, 1 - mixture.apart),
     ):
         if shares:
-            yield _pool(mixture, role, shares, rate * part, trust)
+            yield _pool(ask, mixture, role, shares, rate * part, trust)
 
 
-def _pool(mixture: Mixture, role: Role, shares: tuple[Share, ...], rate: float, trust: Trust) -> PoolPlan:
+def _pool(ask: Ask, mixture: Mixture, role: Role, shares: tuple[Share, ...], rate: float, trust: Trust) -> PoolPlan:
     """A pool of several kinds; batch, step and memory are of its largest member."""
-    capacity = sum(share.column.knee * share.workers for share in shares)
     main = max(shares, key=lambda share: share.share)
-    worker, memory = main.column.candidate.worker, memory_plan(main.column.candidate.worker)
-    batch, step, held, peak, room = _state(mixture, role, main, rate * main.share)
-    members = tuple(
+    members = [
         member_plan(
             share.column.candidate,
             share.workers,
             share.column.candidate.instances(share.workers),
             share.column.candidate.share_per_hour(share.workers),
-            0.0 if role is Role.PREFILL else _state(mixture, role, share, rate * share.share)[0],
+            _seats(mixture, role, share, rate * share.share * busiest(ask)),
         )
         for share in shares
-    )
-    return PoolPlan(
-        role=role,
-        members=members,
-        capacity=max(capacity, rate),
-        utilisation=rate / max(capacity, rate),
-        idle_share=max(1 - rate / max(capacity, rate), 0.0),
-        batch=batch,
-        step_seconds=step,
-        weight_bytes=memory.weights * worker.accelerators,
-        kv_capacity=room,
-        kv_bytes=held,
-        kv_peak=peak,
-        power_w=sum(power(share.column.candidate.worker, share.workers) for share in shares),
-        usd_per_hour=sum(member.usd_per_hour for member in members),
-        trust=trust,
-        memory_bytes=memory.capacity * worker.accelerators,
-    )
+    ]
+    return pool_plan(
+        role, main.column.candidate.worker, members, _held(mixture, role, main, rate * main.share), rate=rate,
+        capacity=max(sum(share.column.knee * share.workers for share in shares), rate),
+        watts=summed(power(share.column.candidate.worker, share.workers) for share in shares),
+        usd=sum(member.usd_per_hour for member in members), trust=trust,
+    )  # fmt: skip
 
 
-def _state(mixture: Mixture, role: Role, share: Share, rate: float) -> tuple[float, float, float, float, float]:
-    """(batch, step seconds, live KV, peak KV, room for KV) of one worker of a member that carries `rate`."""
-    worker, count = share.column.candidate.worker, float(share.workers)
+def _seats(mixture: Mixture, role: Role, share: Share, rate: float) -> float:
+    """Sequences to admit on each worker of a member that carries `rate`; prefill has none."""
     if role is Role.PREFILL:
-        stage = mixture.tables.prefill_stage(worker)
+        return 0.0
+    stage = mixture.tables.stage(role, share.column.candidate.worker)
+    assert not isinstance(stage, PrefillStage)
+    return stage.seats(rate, float(share.workers))
+
+
+def _held(mixture: Mixture, role: Role, share: Share, rate: float) -> Held:
+    """One worker of a member that carries `rate`."""
+    stage, count = mixture.tables.stage(role, share.column.candidate.worker), float(share.workers)
+    if isinstance(stage, PrefillStage):
         meeting = next(m for (i, _), m in mixture.meetings.items() if mixture.prefill[i] == share)
-        room = float(meeting.prefill_room(rate, count, 0.0))
-        size = mixture.tables.load.lengths.mean(
-            worker.model.kv_bytes(mixture.tables.load.lengths.isl, worker.precision.kv)
-        )
+        room, lengths = float(meeting.prefill_room(rate, count, 0.0)), mixture.tables.load.lengths
+        size = lengths.mean(stage.worker.model.kv_bytes(lengths.isl, stage.worker.precision.kv))
         busy = rate / count * stage.pool.mean_service
-        return busy, stage.pool.mean_service, busy * size, (1 - room) * stage.kv_capacity, stage.kv_capacity
-    if role is Role.DECODE:
-        target = mixture.tables.decode_stage(worker)
-        state = target.state(rate, count)
-        return (
-            float(state.batch),
-            float(state.step),
-            float(state.kv_bytes),
-            float(state.kv_bytes_p99),
-            target.kv_capacity,
-        )
-    pool = mixture.tables.colocated_stage(worker)
-    both = pool.pool.at(rate, count, pool.load.cv2)
-    return float(both.batch), float(both.step), float(both.kv_bytes), float(both.kv_bytes_p99), pool.kv_capacity
+        peak = (1 - room) * stage.kv_capacity
+        return Held(busy, stage.pool.mean_service, stage.kv_capacity, busy * size, peak)
+    state = stage.state(rate, count)
+    kv, peak = float(state.kv_bytes), float(state.kv_bytes_p99)
+    return Held(float(state.batch), float(state.step), stage.kv_capacity, kv, peak)
 
 
 def _widest_boundary(mixture: Mixture, rate: float) -> BoundaryPlan | None:

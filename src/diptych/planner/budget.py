@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from diptych.planner.assemble import fleet_of
+from diptych.planner.goodput import fleet_of
 from diptych.planner.meeting import Sized
 from diptych.planner.plan import Answer
 from diptych.planner.search import Found, Pooled

@@ -9,6 +9,7 @@ from diptych.design.boundary import Codec, Overlap, Ownership
 from diptych.perf.estimate import Basis
 from diptych.planner.ask import Ask
 from diptych.planner.plan import BoundaryPlan, CheckItem, Option
+from diptych.planner.rushes import Sizing
 from diptych.planner.verdict import why
 from diptych.units import format_bandwidth, format_bytes, format_seconds, format_usd
 
@@ -55,9 +56,20 @@ def _arrivals(ask: Ask) -> CheckItem:
         return CheckItem(
             "Are arrivals measured?", "no", f"assumed: {detail}", "measure timestamps before trusting tails"
         )
-    status = "yes" if arrivals.peak_to_mean < 1.5 else "partly"
-    action = "" if status == "yes" else f"plan for --rate × {arrivals.peak_to_mean:.2g} to hold the busiest minute"
-    return CheckItem("Are arrivals measured?", status, detail, action)
+    swings = ask.size_for is Sizing.AVERAGE and arrivals.peak_to_mean >= 1.5
+    return CheckItem(
+        "Are arrivals measured?",
+        "partly" if swings else "yes",
+        f"{detail}; sized for the {_SIZED[ask.size_for]}",
+        "plan with --size-for trace to hold the SLO through the rushes" if swings else "",
+    )
+
+
+_SIZED = {
+    Sizing.AVERAGE: "average rate",
+    Sizing.TRACE: "whole trace, rushes included",
+    Sizing.PEAK: "busiest step of the trace",
+}
 
 
 def _budget(ask: Ask, best: Option) -> CheckItem:

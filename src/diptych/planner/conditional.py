@@ -15,30 +15,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.catalog.interconnect import Link
 from diptych.design.axes import Role
 from diptych.design.boundary import Placement
-from diptych.perf.memory import memory_plan
+from diptych.perf.pools import ColocatedState
 from diptych.planner.ask import Ask
-from diptych.planner.assemble import (
-    PERCENTILES,
-    Fleet,
-    boundary_plan,
-    decode_trust,
-    longer,
-    make_option,
-    member_plan,
-    most,
-    power,
-    prefill_trust,
-    short,
-    tpot_floor,
-    ttft_floor,
-    worse,
-)
-from diptych.planner.assemble_mixed import Blend
+from diptych.planner.assemble import busiest, make_option
 from diptych.planner.delay import Delay, no_wait
+from diptych.planner.enumerate import Candidate
+from diptych.planner.goodput import Fleet, most
+from diptych.planner.handed import boundary_plan
 from diptych.planner.meeting import FULL, Meeting, Sized
-from diptych.planner.plan import Latency, Option, PoolPlan
+from diptych.planner.plan import Latency, MemberPlan, Option, PoolPlan, Trust
+from diptych.planner.rented import Held, member_plan, pool_plan, power, short
+from diptych.planner.rushes import PROMPTS
 from diptych.planner.search import Found
 from diptych.planner.size import MOST_WORKERS, fewest, fluid
 from diptych.planner.stages import (
@@ -51,6 +41,8 @@ from diptych.planner.stages import (
     kept,
     statistic,
 )
+from diptych.planner.trust import decode_trust, prefill_trust, tpot_floor, ttft_floor, worse
+from diptych.planner.ways import PERCENTILES, Way, seen
 from diptych.workload.lengths import Lengths
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9)
@@ -70,31 +62,44 @@ class Conditional:
     near: NDArray[np.bool_]
 
     def delays(self, rate: float, prefill_workers: Any, decode_workers: Any) -> tuple[Delay, Delay]:
-        """TTFT of the long and of the short prompts."""
+        """TTFT of the long and of the short prompts, over all steps of the rate."""
+        rates = self.local.rates(rate, prefill_workers, decode_workers)
         far = self.meeting.delay(rate * self.share, prefill_workers, decode_workers)
-        latency = self.local.pool.at(rate, decode_workers, self.local.load.cv2).ttft
-        weight = self.local.load.lengths.weight[self.near]
-        return far, Delay(latency.sure[..., self.near], weight / weight.sum(), latency.wait, no_wait())
+        return far, self._near(self.local.state(rates, decode_workers))
+
+    def _near(self, state: ColocatedState) -> Delay:
+        latency, load = state.ttft, self.local.load
+        weight = load.lengths.weight[self.near]
+        sure = latency.sure[..., self.near]
+        return Delay(sure, weight / weight.sum(), latency.wait, no_wait(), load.steps)
 
     def margins(self, rate: float, prefill_workers: Any, decode_workers: Any) -> Margins:
         """How far inside every promise and capacity this fleet is."""
-        load, sent = self.local.load, rate * self.share
-        far, near = self.delays(rate, prefill_workers, decode_workers)
-        state = self.local.pool.at(rate, decode_workers, load.cv2)
-        margins: Margins = {}
+        load, meeting = self.local.load, self.meeting
+        rates = self.local.rates(rate, prefill_workers, decode_workers)
+        sent = load.steps.at(PROMPTS, rate * self.share, prefill_workers, decode_workers)
+        state = self.local.state(rates, decode_workers)
+        far, near = meeting.delay(rate * self.share, prefill_workers, decode_workers), self._near(state)
+        link = meeting.link(sent, prefill_workers, decode_workers)
+        waiting = np.where(np.isfinite(link.wait.mean), link.wait.mean, 1e9)
+        held = state.kv_bytes_p99 + meeting.reserved(sent, decode_workers, waiting)
+        room = (self.local.kv_capacity - held) / max(self.local.kv_capacity, 1.0)
+        room = np.where(state.feasible, room, -1.0)
+        before = meeting.prefill_room(sent, prefill_workers, waiting)
+        margins: Margins = {
+            "link": FULL - link.utilisation[0],
+            "prefill compute": FULL - meeting.prefill_utilisation(sent, prefill_workers)[0],
+            "prefill memory": before[0],
+            "decode memory": room[0],
+        }
+        fits = (room >= 0) & (before >= 0)
         for goal in load.slo.of("ttft"):
-            parts = (far.keeps(goal.quantile, goal.limit), near.keeps(goal.quantile, goal.limit))
+            parts = (far.keeps(goal.quantile, goal.limit, fits), near.keeps(goal.quantile, goal.limit, fits))
             margins[f"ttft_{statistic(goal.quantile)}"] = self.share * parts[0] + (1 - self.share) * parts[1]
         for goal in load.slo.of("tpot"):
-            slow = self.local.tpot(rate, decode_workers, goal.quantile)
-            margins[f"tpot_{statistic(goal.quantile)}"] = (goal.limit - slow) / goal.limit
-        link = self.meeting.link(sent, prefill_workers, decode_workers)
-        waiting = np.where(np.isfinite(link.wait.mean), link.wait.mean, 1e9)
-        margins["link"] = FULL - link.utilisation
-        margins["prefill compute"] = FULL - self.meeting.prefill_utilisation(sent, prefill_workers)
-        margins["prefill memory"] = self.meeting.prefill_room(sent, prefill_workers, waiting)
-        room = self.local.kv_capacity - state.kv_bytes_p99 - self.meeting.reserved(sent, decode_workers, waiting)
-        margins["decode memory"] = np.where(state.feasible, room / max(self.local.kv_capacity, 1.0), -1.0)
+            margins[f"tpot_{statistic(goal.quantile)}"] = self.local.tpot_margin(
+                state, rates, decode_workers, goal, fits
+            )
         return {name: np.where(np.isnan(margin), -1.0, margin) for name, margin in margins.items()}
 
 
@@ -167,61 +172,56 @@ def _size(split: Conditional, rate: float, below: float) -> Sized | None:
 def _option(ask: Ask, split: Conditional, sized: Sized, rate: float) -> Option:
     meeting, n_p, n_d = split.meeting, float(sized.prefill_workers), float(sized.decode_workers)
     far, near = split.delays(rate, n_p, n_d)
-    state = split.local.pool.at(rate, n_d, split.local.load.cv2)
-    step, tpot_mean = float(state.step), float(state.tpot_mean)
-    p50, p90, p99 = (float(split.local.tpot(rate, n_d, q)) for q in PERCENTILES)
+    state = split.local.state(split.local.rates(rate), n_d)
     trust = worse(prefill_trust(ask, meeting.prefill.worker), decode_trust(ask, meeting.decode.worker))
     floor = min(ttft_floor(ask, meeting.prefill.worker), ttft_floor(ask, meeting.decode.worker))
     lowest = tpot_floor(ask, meeting.decode.worker, ask.lengths.mean_isl)
-    shares = (split.share, 1 - split.share)
-    answers = (
-        answer_seconds(meeting.first.load, tpot_mean),
-        answer_seconds(split.local.load, tpot_mean)[..., split.near],
+    answer = answer_seconds(split.local.load, state.tpot_mean)
+    ways = (
+        Way.handed(split.share, far, meeting, state.step, answer_seconds(meeting.first.load, state.tpot_mean)),
+        Way(1 - split.share, near, answer[..., split.near]),
     )
-    after = Blend(tuple((w, longer(d, extra)) for w, d, extra in zip(shares, (far, near), (step, 0.0), strict=True)))
-    e2e = Blend(tuple((w, longer(d, extra)) for w, d, extra in zip(shares, (far, near), answers, strict=True)))
-    ttft = Blend(((shares[0], far), (shares[1], near)))
-    fleet = Fleet(sized.usd_per_hour, lambda r: split.margins(r, n_p, n_d))
-    threshold = meeting.boundary.local_below
+    mean, p50, p90, p99 = (split.local.tpot(rate, n_d, q) for q in (None, *PERCENTILES))
     sides = short(meeting.prefill, sized.prefill_workers), short(meeting.decode, sized.decode_workers)
-    names = meeting.prefill.worker.accelerator.name, meeting.decode.worker.accelerator.name
+
+    def keeps(route: Link) -> bool:
+        return bool(np.all(kept(replace(split, meeting=replace(meeting, route=route)).margins(rate, n_p, n_d))))
+
     return make_option(
-        ask, fleet, rate, tuple(_pools(split, sized, rate, trust)),
-        label=f"{' → '.join(sides)}, local below {threshold}",
+        ask, Fleet(sized.usd_per_hour, lambda r: split.margins(r, n_p, n_d)), rate,
+        tuple(_pools(ask, split, sized, rate, trust)),
+        label=f"{' → '.join(sides)}, local below {meeting.boundary.local_below}",
         placement=Placement.CONDITIONAL,
-        heterogeneous=names[0] != names[1],
-        ttft=ttft.latency(floor, trust),
-        ttft_decode=after.latency(floor, trust),
-        tpot=Latency(tpot_mean, p50, p90, p99, lowest, trust),
-        e2e=e2e.latency(floor, trust),
-        boundary=boundary_plan(
-            meeting,
-            meeting.link(rate * split.share, n_p, n_d),
-            lambda route: bool(
-                np.all(kept(replace(split, meeting=replace(meeting, route=route)).margins(rate, n_p, n_d)))
-            ),
-        ),
-        parts={"handed over": split.share * float(far.mean), "local": (1 - split.share) * float(near.mean)},
+        seen=seen(ways, floor, lowest, trust, trust),
+        tpot=Latency(mean, p50, p90, p99, lowest, trust),
+        boundary=boundary_plan(meeting, meeting.link(rate * split.share, n_p, n_d), keeps),
     )  # fmt: skip
 
 
-def _pools(split: Conditional, sized: Sized, rate: float, trust: Any) -> Iterator[PoolPlan]:
+def _pools(ask: Ask, split: Conditional, sized: Sized, rate: float, trust: Trust) -> Iterator[PoolPlan]:
     meeting, sent = split.meeting, rate * split.share
     n_p, n_d = float(sized.prefill_workers), float(sized.decode_workers)
-    state = split.local.pool.at(rate, n_d, split.local.load.cv2)
-    room = float(meeting.prefill_room(sent, n_p, 0.0))
+    first, local = meeting.first, split.local
+    peak = (1 - float(meeting.prefill_room(sent, n_p, 0.0))) * first.kv_capacity
     busy = float(meeting.prefill_utilisation(sent, n_p))
-    whole = most(lambda r: bool(np.all(kept(split.margins(r, math.inf, n_d)))), rate)
-    rows = (
-        (Role.PREFILL, meeting.prefill, sized.prefill_workers, sent / busy, sent, 0.0, meeting.first.pool.mean_service,
-         meeting.first.kv_capacity, (1 - room) * meeting.first.kv_capacity, (1 - room) * meeting.first.kv_capacity),
-        (Role.DECODE, meeting.decode, sized.decode_workers, max(whole, rate), rate, float(state.batch), float(state.step),
-         split.local.kv_capacity, float(state.kv_bytes), float(state.kv_bytes_p99)),
+    yield pool_plan(
+        Role.PREFILL, meeting.prefill.worker, [_member(meeting.prefill, sized.prefill_workers, 0.0)],
+        Held(busy, first.pool.mean_service, first.kv_capacity, peak, peak), rate=sent, capacity=sent / busy,
+        watts=power(meeting.prefill.worker, sized.prefill_workers), usd=meeting.prefill.usd_per_hour(sized.prefill_workers),
+        trust=trust,
     )  # fmt: skip
-    for role, candidate, workers, capacity, load, batch, step, capacity_kv, held, peak in rows:
-        memory, usd = memory_plan(candidate.worker), candidate.usd_per_hour(workers)
-        yield PoolPlan(
-            role, (member_plan(candidate, workers, candidate.instances(workers), usd, batch),), capacity, load / capacity,
-            max(1 - load / capacity, 0.0), batch, step, memory.weights * candidate.worker.accelerators, capacity_kv, held, peak,
-            power(candidate.worker, workers), usd, trust, memory.capacity * candidate.worker.accelerators,
-        )  # fmt: skip
+    state = local.state(rate, n_d)
+    whole = most(lambda r: bool(np.all(kept(split.margins(r, math.inf, n_d)))), rate)
+    held = Held(
+        float(state.batch), float(state.step), local.kv_capacity, float(state.kv_bytes), float(state.kv_bytes_p99)
+    )
+    seats = local.seats(rate * busiest(ask), n_d)
+    yield pool_plan(
+        Role.DECODE, meeting.decode.worker, [_member(meeting.decode, sized.decode_workers, seats)], held, rate=rate,
+        capacity=max(whole, rate), watts=power(meeting.decode.worker, sized.decode_workers),
+        usd=meeting.decode.usd_per_hour(sized.decode_workers), trust=trust,
+    )  # fmt: skip
+
+
+def _member(candidate: Candidate, workers: int, seats: float) -> MemberPlan:
+    return member_plan(candidate, workers, candidate.instances(workers), candidate.usd_per_hour(workers), seats)

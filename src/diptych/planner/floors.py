@@ -7,19 +7,20 @@ gives: a dismissed worker is provably too dear or too slow, and one that is not 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from diptych.catalog.dtype import Dtype
 from diptych.catalog.model import Attention, Experts, LayerGroup, Model
-from diptych.design.axes import Worker
+from diptych.design.axes import Role, Worker
 from diptych.perf.estimate import Array
 from diptych.perf.layout import matrix_format
 from diptych.perf.memory import kv_capacity, weight_bytes
 from diptych.perf.model import PerfModel
 from diptych.perf.roofline import memory_bandwidth, peak_flops
+from diptych.planner.rushes import ANSWERS
 from diptych.planner.stages import Load
 
 
@@ -70,27 +71,34 @@ class Floors:
         """Seconds below which no worker makes one token of one sequence: the weights it must read."""
         return self._weights(worker) / self._bandwidth(worker)
 
-    def decode_capacity(self, worker: Worker) -> float:
-        """Requests/s that no worker exceeds: the largest batch that memory and TPOT admit, over the least step at that batch.
+    def decode_capacities(self, worker: Worker, role: Role) -> Iterator[tuple[float, float]]:
+        """(multiple of the rate, requests/s that no worker exceeds at it): the largest batch admitted over the least step at it.
 
-        The step is at least (W + B·kv)/bandwidth and 2·P·B/peak; both sides of B/step grow with B, so the largest B bounds.
+        The step is at least (W + B·kv)/bandwidth and 2·P·B/peak; both sides of B/step grow with B, so the largest B bounds: what
+        memory holds, at the rate itself; and what TPOT admits, at the step of the rate at which it must still hold for some: a
+        promise to a share q loses at least half the requests of a step whose average batch is beyond it, so only 2(1 − q) of them
+        may arrive at such steps.
         """
-        bandwidth, ranks = self._bandwidth(worker), worker.accelerators
+        bandwidth, ranks, steps = self._bandwidth(worker), worker.accelerators, self.load.steps
         weights = self._weights(worker) / bandwidth
         each = self.read_elements * worker.precision.kv.bytes / (bandwidth * ranks)
         held = max(self.held_elements * worker.precision.kv.bytes + self.model.state_bytes, 1.0)
-        most = max(kv_capacity(worker) / held, 1.0)
-        limits = [goal.limit for goal in self.load.slo.of("tpot")]
-        if limits:
-            most = min(most, max((min(limits) - weights) / max(each, 1e-30), 1.0) + 1.0)
-        step = max(weights + most * each, 2.0 * self.multiplies * most / (self._peak(worker) * ranks))
-        return most / (self.steps * step)
+        room = max(kv_capacity(worker) / held, 1.0)
+        yield float(steps.work[:, 0].min()), self._carried(worker, role, room, weights, each)
+        for goal in self.load.slo.of("tpot"):
+            most = min(room, max((goal.limit - weights) / max(each, 1e-30), 1.0) + 1.0)
+            mix = ANSWERS if role is Role.DECODE else None
+            least = steps.least(2 * goal.quantile - 1 if goal.quantile is not None else 0.0, mix)
+            yield least, self._carried(worker, role, most, weights, each)
 
-    def colocated_capacity(self, worker: Worker) -> float:
-        """Requests/s that no worker exceeds: prompts and decode steps share the multipliers, and decode its bandwidth."""
+    def _carried(self, worker: Worker, role: Role, batch: float, weights: float, each: float) -> float:
+        """Requests/s at no more than `batch` sequences; a colocated worker's multipliers also compute the prompts."""
+        multiply = 2.0 * self.multiplies / (self._peak(worker) * worker.accelerators)
+        decode = batch / (self.steps * max(weights + batch * each, multiply * batch))
+        if role is Role.DECODE:
+            return decode
         prompts = self.load.lengths.mean(self.prefill_seconds(worker))
-        multiplies = prompts + 2.0 * self.multiplies * self.steps / (self._peak(worker) * worker.accelerators)
-        return min(1.0 / max(multiplies, 1e-30), self.decode_capacity(worker))
+        return min(1.0 / max(prompts + multiply * self.steps, 1e-30), decode)
 
     def _peak(self, worker: Worker) -> float:
         return _peak(worker) * self.ceilings(worker)[0]

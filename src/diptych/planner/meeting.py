@@ -15,10 +15,11 @@ from diptych.design.boundary import Boundary, Overlap, Ownership
 from diptych.perf.decode_pool import normal_quantile
 from diptych.perf.estimate import Array
 from diptych.perf.handoff import Handoff, handoff
-from diptych.perf.queueing import Wait
+from diptych.perf.queueing import Wait, wait_while
 from diptych.perf.transfer import LinkLoad, transfer_seconds
 from diptych.planner.delay import Delay
 from diptych.planner.enumerate import Candidate, shared_instances
+from diptych.planner.rushes import PROMPTS
 from diptych.planner.size import MOST_WORKERS, fewest, fluid
 from diptych.planner.stages import DecodeStage, Margins, PrefillStage, answer_seconds, kept, statistic
 
@@ -83,24 +84,30 @@ class Meeting:
         return np.asarray(np.minimum(mine, theirs))
 
     def link(self, rate: Any, prefill_workers: Any, decode_workers: Any) -> LinkLoad:
-        """The queue before one path (M/G/1): utilisation, seconds, wait. Only the part that grows with bytes varies."""
+        """The queue before one path (M/G/1): utilisation, seconds, wait. Only the part that grows with bytes varies.
+
+        `rate` is a number or the prompts of every step, which then lasts no longer than a rush does.
+        """
         mean, variation, posted = self._wire
         each = rate / self.paths(prefill_workers, decode_workers)
         seconds = float(transfer_seconds(self.route, mean, posted))
         share = mean / self.route.achievable / seconds if seconds else 0.0
-        busy = np.asarray(each * seconds)
-        left = np.where(busy < 1, 1 - busy, 1.0)
-        waiting = np.where(busy < 1, seconds * (1 + variation * share**2) / 2 / left, np.inf)
+        busy, drain = np.asarray(each * seconds), seconds * (1 + variation * share**2) / 2
+        if math.isfinite(lasting := self.first.load.steps.lasting):
+            waiting = wait_while(busy, drain, lasting)
+        else:
+            waiting = np.where(busy < 1, drain / np.where(busy < 1, 1 - busy, 1.0), np.inf)
         return LinkLoad(busy, np.asarray(seconds), Wait(np.minimum(busy, 1.0), waiting))
 
-    def delay(self, rate: Any, prefill_workers: Any, decode_workers: Any, extra: Any = 0.0) -> Delay:
-        """TTFT: wait, prefill, conversion, the link's queue, what of the transfer is exposed; plus `extra`."""
-        return self._delay(rate, prefill_workers, self.link(rate, prefill_workers, decode_workers), extra)
+    def delay(self, rate: float, prefill_workers: Any, decode_workers: Any) -> Delay:
+        """TTFT over all requests: wait, prefill, conversion, the link's queue, what of the transfer is exposed."""
+        rates = self.first.load.steps.at(PROMPTS, rate, prefill_workers, decode_workers)
+        return self._delay(rates, prefill_workers, self.link(rates, prefill_workers, decode_workers))
 
-    def _delay(self, rate: Any, prefill_workers: Any, load: LinkLoad, extra: Any = 0.0) -> Delay:
+    def _delay(self, rates: Any, prefill_workers: Any, load: LinkLoad) -> Delay:
         prefill_workers = np.asarray(prefill_workers, dtype=float)
-        alone = self.first.delay(rate * self._converting, prefill_workers, self.handoff.delay + extra)
-        return Delay(alone.sure, alone.weight, alone.first, load.wait)
+        alone = self.first.delay(rates * self._converting, prefill_workers, self.handoff.delay)
+        return replace(alone, second=load.wait)
 
     @cached_property
     def _converting(self) -> float:
@@ -108,23 +115,30 @@ class Meeting:
         return 1.0 + self._busy[0] / self.first.pool.mean_service
 
     def margins(self, rate: float, prefill_workers: Any, decode_workers: Any) -> Margins:
-        """How far inside every promise and every capacity this fleet is; counts broadcast."""
-        slo = self.first.load.slo
-        load = self.link(rate, prefill_workers, decode_workers)
+        """How far inside every promise and every capacity this fleet is; counts broadcast.
+
+        Capacities must hold at the first step of the rate; a step in which one does not loses its requests to the promises.
+        """
+        slo, steps = self.first.load.slo, self.first.load.steps
+        rates = steps.at(PROMPTS, rate, prefill_workers, decode_workers)
+        load = self.link(rates, prefill_workers, decode_workers)
         waiting = np.where(np.isfinite(load.wait.mean), load.wait.mean, 1e9)
-        slower = self.slowdown(rate, decode_workers)
-        margins = self.second.margins(rate, decode_workers, slower, self.reserved(rate, decode_workers, waiting))
-        delay = self._delay(rate, prefill_workers, load)
+        slower = self.slowdown(rates, decode_workers)
+        state = self.second.balance(rate, decode_workers, rates.ndim - 1)
+        reserved = self.reserved(rates, decode_workers, waiting)
+        margins, fits = self.second.judged(state, decode_workers, slower, reserved)
+        room = self.prefill_room(rates, prefill_workers, waiting)
+        margins["prefill memory"] = room[0]
+        margins["prefill compute"] = FULL - self.prefill_utilisation(rates, prefill_workers)[0]
+        margins["link"] = FULL - load.utilisation[0]
+        fits = fits & (room >= 0)
+        delay = self._delay(rates, prefill_workers, load)
         for goal in slo.of("ttft"):
-            margins[f"ttft_{statistic(goal.quantile)}"] = delay.keeps(goal.quantile, goal.limit)
+            margins[f"ttft_{statistic(goal.quantile)}"] = delay.keeps(goal.quantile, goal.limit, fits)
         if slo.of("e2e"):
-            tpot = self.second.balance(rate, decode_workers)[0].tpot_mean * slower
-            longer = Delay(delay.sure + answer_seconds(self.first.load, tpot), delay.weight, delay.first, delay.second)
+            longer = delay.after(answer_seconds(self.first.load, state.tpot_mean * slower))
             for goal in slo.of("e2e"):
-                margins[f"e2e_{statistic(goal.quantile)}"] = longer.keeps(goal.quantile, goal.limit)
-        margins["prefill memory"] = self.prefill_room(rate, prefill_workers, waiting)
-        margins["prefill compute"] = FULL - self.prefill_utilisation(rate, prefill_workers)
-        margins["link"] = FULL - load.utilisation
+                margins[f"e2e_{statistic(goal.quantile)}"] = longer.keeps(goal.quantile, goal.limit, fits)
         return {name: np.where(np.isnan(margin), -1.0, margin) for name, margin in margins.items()}
 
     def prefill_utilisation(self, rate: Any, workers: Any) -> Array:
@@ -133,6 +147,8 @@ class Meeting:
 
     def slowdown(self, rate: Any, workers: Any) -> Array:
         """How much longer decode steps take because the workers also convert: 1/(1 − λ·c)."""
+        if not self._busy[1]:
+            return np.ones(())
         groups = workers * self.decode.worker.parallelism.dp
         return np.asarray(1.0 / np.maximum(1.0 - np.asarray(rate) / groups * self._busy[1], 1e-6))
 
@@ -318,22 +334,14 @@ def _next_decode(meeting: Meeting, rate: float, prefill_least: int, start: int, 
     """The decode count to try next when `start` − 1 failed; None when no larger one can do.
 
     With more decode workers fewer prefill workers can be paid for. If what could be paid for at `start` fails even beside endless
-    decode workers, so does everything further on.
+    decode workers, so does everything further on; and counts beside which it fails are passed over at once.
     """
     if meeting.usd_per_hour(prefill_least, start) >= below:
         return None
-    most = _affordable(meeting, start, below, prefill_least)
-    if most < prefill_least or not bool(np.all(kept(meeting.margins(rate, _endless(most), math.inf)))):
+    most = _endless(_affordable(meeting, start, below, prefill_least))
+    if most < prefill_least or not bool(np.all(kept(meeting.margins(rate, most, math.inf)))):
         return None
-    names = ("link", "decode memory")
-
-    def keeps(workers: Array) -> Any:
-        margins = meeting.margins(rate, math.inf, workers)
-        return np.logical_and.reduce(
-            [margins[name] >= 0 for name in margins if name in names or name.startswith("tpot")]
-        )
-
-    return fewest(keeps, start)
+    return fewest(lambda workers: kept(meeting.margins(rate, most, workers)), start)
 
 
 def _endless(workers: int) -> float:

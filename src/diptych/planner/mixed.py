@@ -25,9 +25,9 @@ import numpy as np
 from diptych.catalog.dtype import Dtype
 from diptych.design.axes import Role
 from diptych.design.boundary import Codec, Placement
-from diptych.planner.assemble import most, stage_keeps
 from diptych.planner.boundaries import Boundaries
 from diptych.planner.enumerate import Candidate, RoleSpace
+from diptych.planner.goodput import most, stage_keeps
 from diptych.planner.meeting import Meeting
 from diptych.planner.search import Tables
 from diptych.planner.stages import Margins, kept

@@ -114,7 +114,7 @@ class PoolPlan:
     kv_capacity: float
     kv_bytes: float
     kv_peak: float
-    power_w: float
+    power_w: float | None
     usd_per_hour: float
     trust: Trust
     memory_bytes: float = 0.0
@@ -180,7 +180,7 @@ class Option:
     usd_per_mtok_input: float
     usd_per_mtok_output: float
     usd_per_mtok_total: float
-    power_w: float
+    power_w: float | None
     ttft: Latency
     ttft_decode: Latency
     tpot: Latency
@@ -382,7 +382,10 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The inputs a plan answers, so that it can be asked again."""
+    """The inputs a plan answers, so that it can be asked again.
+
+    `size_for` is the load at which the SLO must hold (average, trace, peak); None where the load is not known to swing.
+    """
 
     model: str
     workload: WorkloadSummary
@@ -393,6 +396,7 @@ class Question:
     budget_usd_per_hour: float | None
     inventory: Mapping[str, int] | None
     pins: Mapping[str, str]
+    size_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from diptych.metrics.slo import SLO
 from diptych.perf.model import PerfModel
 from diptych.perf.roofline import default_perf
 from diptych.planner.ask import Ask, Pins, ask
-from diptych.planner.assemble import most, option
+from diptych.planner.assemble import busiest, option
 from diptych.planner.assemble_mixed import mixed_option
 from diptych.planner.boundaries import Boundaries
 from diptych.planner.budget import most_goodput
@@ -29,11 +29,13 @@ from diptych.planner.checklist import checklist
 from diptych.planner.conditional import conditional_options
 from diptych.planner.demand import Demand
 from diptych.planner.enumerate import RoleSpace, role_spaces, setting_of
+from diptych.planner.goodput import most
 from diptych.planner.meeting import Sized
 from diptych.planner.mixed import Columns
 from diptych.planner.pareto import pareto
 from diptych.planner.plan import Alternative, Answer, Flip, Goal, Option, Plan, PoolPlan, Question, WorkloadSummary
 from diptych.planner.refuse import below_floor, beyond_budget, refuse
+from diptych.planner.rushes import Sizing
 from diptych.planner.search import Found, Pooled, Tables, search
 from diptych.planner.sensitivity import Finalists, sensitivity
 from diptych.planner.space import space_of
@@ -95,6 +97,7 @@ def plan(
     inventory: Mapping[str, int] | None = None,
     pins: Pins | None = None,
     quality: str = "8bit",
+    size_for: str = "trace",
     perf: PerfModel | None = None,
     progress: Progress | None = None,
     verify: Demand | None = None,
@@ -103,8 +106,9 @@ def plan(
 
     Exactly one of `rate` (requests/s; the workload's own by default), `budget` (USD/h) and `inventory` (accelerators owned by
     name) sets the goal. `workload` may be what `load_workload` takes: a file, a bundled trace, 'preset:chat'. `pins` fix any
-    axis, `quality` is the narrowest weights allowed (native, 8bit, any). `progress` is called with (done, total, note). With
-    `verify` the finalists are simulated under that demand and corrected by what is seen.
+    axis, `quality` is the narrowest weights allowed (native, 8bit, any). `size_for` says what the SLO must hold over: the whole
+    trace with its rushes, its average rate, its busiest step too (trace, average, peak). `progress` is called with (done, total,
+    note). With `verify` the finalists are simulated under that demand and corrected by what is seen.
 
     Raises:
         InvalidInput: every mistake in the inputs at once.
@@ -114,7 +118,7 @@ def plan(
         workload = load_workload(workload, rate)
     question = ask(
         model, workload, slo, catalog=catalog or Catalog.load(), perf=perf or default_perf(), prices=prices, rate=rate,
-        budget=budget, inventory=inventory, pins=pins, quality=quality,
+        budget=budget, inventory=inventory, pins=pins, quality=quality, size_for=size_for,
     )  # fmt: skip
     return answer(Search.of(question), progress, verify)
 
@@ -307,7 +311,7 @@ def assemble(searching: Search, outcome: Outcome) -> Plan:
             question, dict(searching.spaces), searching.boundaries, searching.setting, searching.tables, found, rate
         ),
         checklist=checklist(question, best, baselines[Answer.DO_NOT_DISAGGREGATE]),
-        assumptions=ASSUMPTIONS,
+        assumptions=(_SIZED[question.size_for if _swings(question) else Sizing.AVERAGE], *ASSUMPTIONS),
         warnings=_warnings(question, best),
         versions=_versions(),
     )
@@ -345,6 +349,7 @@ def _question(question: Ask, rate: float) -> Question:
         budget_usd_per_hour=question.budget,
         inventory=question.inventory,
         pins=question.pins.given(),
+        size_for=str(question.size_for) if _swings(question) else None,
     )
 
 
@@ -405,14 +410,19 @@ def _warnings(question: Ask, best: Option) -> tuple[str, ...]:
 
 
 def _rush(question: Ask, best: Option) -> str:
-    """What the busiest minute asks, when it is more than the fleet carries inside the SLO; fleets are sized for the average."""
+    """What the busiest time asks, when it is more than the fleet carries for good inside the SLO."""
     arrivals = question.workload.arrivals
-    peak = arrivals.peak_to_mean * best.rate
-    if arrivals.offline or not question.slo.objectives or peak <= best.goodput:
+    peak = busiest(question)
+    if arrivals.offline or not question.slo.objectives or question.size_for is Sizing.PEAK:
+        return ""
+    if question.size_for is Sizing.TRACE and arrivals.profile is not None:
+        return ""
+    if peak * best.rate <= best.goodput:
         return ""
     return (
-        f"the busiest minute asks {peak:.3g} requests/s, {arrivals.peak_to_mean:.2f} times the average; this fleet carries "
-        f"{best.goodput:.3g} inside the SLO, so rushes will break it: plan for --rate {peak:.3g} to hold it then too"
+        f"the busiest time asks {peak:.2f} times the average load; this fleet carries {best.goodput:.3g} requests/s inside the "
+        f"SLO, so rushes will break it: plan for --rate {best.rate * peak:.3g} to hold it then too"
+        + (", or --size-for trace to hold it over the whole trace" if arrivals.profile is not None else "")
     )
 
 
@@ -430,6 +440,17 @@ def _versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("diptych", "numpy")}
 
 
+def _swings(question: Ask) -> bool:
+    """Whether the workload's load is known to swing."""
+    arrivals = question.workload.arrivals
+    return not arrivals.offline and (arrivals.profile is not None or arrivals.peak_to_mean > 1)
+
+
+_SIZED = {
+    Sizing.AVERAGE: "sized for arrivals that keep their average rate",
+    Sizing.TRACE: "sized so that the SLO's percentiles hold over all requests of the trace as its load swings, minute by minute",
+    Sizing.PEAK: "sized so that the SLO holds in the busiest step of the trace too",
+}
 ASSUMPTIONS = (
     "requests of a pool wait in one queue and go to the next free worker; waits are M/G/N (Allen-Cunneen)",
     "TTFT ends when decode may start: wait + prefill + conversion + link queue + exposed transfer",

@@ -34,6 +34,7 @@ from diptych.planner.enumerate import Candidate, RoleSpace
 from diptych.planner.floors import Floors
 from diptych.planner.meeting import Meeting, Sized, cheapest, cheapest_on_nodes
 from diptych.planner.plan import Answer
+from diptych.planner.rushes import Steps
 from diptych.planner.size import MOST_WORKERS, fewest, fluid
 from diptych.planner.stages import ColocatedStage, DecodeStage, Load, PrefillStage
 
@@ -65,7 +66,7 @@ class Tables:
     @classmethod
     def of(cls, ask: Ask) -> Tables:
         tiers = {tier.kind: tier for tier in ask.catalog.tiers.values()}
-        load = Load(ask.lengths, ask.slo, ask.cv2, tiers)
+        load = Load(ask.lengths, ask.slo, Steps.of(ask.workload.arrivals, ask.size_for, ask.rate), tiers)
         return cls(ask, load, Floors.of(ask.model, load, ask.perf))
 
     def prefill_stage(self, worker: Worker) -> PrefillStage:
@@ -107,12 +108,9 @@ class Tables:
             for goal in slo.of("ttft")
         ):
             return None
-        capacity = {
-            Role.PREFILL: floors.prefill_capacity,
-            Role.DECODE: floors.decode_capacity,
-            Role.COLOCATED: floors.colocated_capacity,
-        }[role](worker)
-        return fluid(rate, capacity)
+        if role is Role.PREFILL:
+            return fluid(rate, floors.prefill_capacity(worker))
+        return max(fluid(rate * factor, capacity) for factor, capacity in floors.decode_capacities(worker, role))
 
     def queued_floor(self, worker: Worker, rate: float) -> int | None:
         """A count no larger than a colocated pool's `least`: its queue with the floor's service, equal for all, is no longer."""
@@ -121,11 +119,13 @@ class Tables:
         service = load.lengths.mean(sure)
 
         def keeps(workers: Array) -> Any:
-            delay = Delay(sure, weight, wait(rate, workers, service, 0.0, load.cv2), no_wait())
+            rates = load.steps.lowest(rate, workers)
+            queue = wait(rates, workers, service, 0.0, load.cv2, load.steps.lasting)
+            delay = Delay(np.broadcast_to(sure, (*queue.prob.shape, len(sure))), weight, queue, no_wait(), load.steps)
             met = [delay.keeps(goal.quantile, goal.limit) >= 0 for goal in load.slo.of("ttft")]
-            return np.logical_and.reduce([rate / workers * service < 1, *met])
+            return np.logical_and.reduce([rates[0] / workers * service < 1, *met])
 
-        return fewest(keeps, fluid(rate, floors.colocated_capacity(worker)))
+        return fewest(keeps, self.floor(Role.COLOCATED, worker, rate) or 1)
 
 
 @dataclass

@@ -114,7 +114,8 @@ def purpose(plan: Plan) -> str:
         Goal.BUDGET: f"for {format_usd(asked.budget_usd_per_hour or 0.0)} USD/h",
         Goal.INVENTORY: f"on {owned}",
     }
-    return f"{means[asked.goal]}, holding {words.slo(plan)}"
+    over = {"trace": " over the whole trace", "average": " at the average rate", "peak": " at the peak of the trace"}
+    return f"{means[asked.goal]}, holding {words.slo(plan)}{over.get(asked.size_for or '', '')}"
 
 
 def headline(plan: Plan) -> str:

@@ -67,7 +67,7 @@ def big(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def power(watts: float) -> str:
+def power(watts: float | None) -> str:
     """`4.2 kW`; accelerators whose maker gives no figure have none."""
     if not watts:
         return "power unknown"

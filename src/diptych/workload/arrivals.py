@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from diptych.errors import Finding, InvalidInput
+from diptych.workload.profile import RateProfile
 from diptych.workload.workload import Arrivals
 
 WINDOWS = (1.0, 10.0, 60.0)  # seconds, of the Fano factor
@@ -17,7 +18,8 @@ class ArrivalStats:
 
     `cv_gaps` is the coefficient of variation of the gaps between arrivals (1 for Poisson), `fano` variance over mean of the
     counts by window (1 for Poisson, at any window), `peak_to_mean` the busiest whole minute over the average one, `tied` the
-    share of requests stamped with the time of the one before, `step` the fifth percentile of the gaps above zero.
+    share of requests stamped with the time of the one before, `step` the fifth percentile of the gaps above zero,
+    `profile` the swing of the rate.
     """
 
     requests: int
@@ -27,6 +29,7 @@ class ArrivalStats:
     peak_to_mean: float
     tied: float
     step: float
+    profile: RateProfile | None = None
 
     @property
     def rate(self) -> float:
@@ -41,10 +44,11 @@ class ArrivalStats:
     def arrivals(self) -> Arrivals:
         """As a workload's arrivals. Where timestamps are quantised, the CV is an artefact and Poisson is assumed instead."""
         if not self.quantised:
-            return Arrivals(self.rate, self.cv_gaps, self.peak_to_mean, self.fano, measured=True)
+            return Arrivals(self.rate, self.cv_gaps, self.peak_to_mean, self.fano, measured=True, profile=self.profile)
         note = (f"timestamps come in steps of about {self.step:.3g} s ({self.tied * 100:.0f} % share one), so the gaps' CV of "
                 f"{self.cv_gaps:.2f} is an artefact; Poisson (CV 1) is assumed instead")  # fmt: skip
-        return Arrivals(self.rate, 1.0, self.peak_to_mean, self.fano, measured=True, note=note)
+        profile = replace(self.profile, cv=1.0) if self.profile else None
+        return Arrivals(self.rate, 1.0, self.peak_to_mean, self.fano, measured=True, note=note, profile=profile)
 
 
 def gap_step(counts: Sequence[tuple[float, int]]) -> float:
@@ -73,4 +77,6 @@ def rescale(arrivals: Arrivals, rate: float, where: str = "--rate") -> Arrivals:
     if not arrivals.measured:
         return replace(arrivals, rate=rate, note="rate as given, arrivals taken as Poisson")
     note = f"time stretched ×{stretch:.3g} from {arrivals.rate:.4g} req/s"
-    return replace(arrivals, rate=rate, fano=fano, note="; ".join(part for part in (arrivals.note, note) if part))
+    note = "; ".join(part for part in (arrivals.note, note) if part)
+    profile = arrivals.profile.stretched(stretch) if arrivals.profile else None
+    return replace(arrivals, rate=rate, fano=fano, note=note, profile=profile)

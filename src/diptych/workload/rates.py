@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from diptych.errors import Finding, InvalidTrace
 from diptych.units import format_seconds
 from diptych.workload.formats import RATE_COLUMNS, Layout, read_rows
+from diptych.workload.profile import profile_of
 from diptych.workload.workload import Arrivals
 
 _FLOAT = NDArray[np.float64]
@@ -30,7 +31,8 @@ class Rates:
         mean = float(self.rate.mean())
         window = float(np.median(np.diff(self.start))) if len(self.start) > 1 else 0.0
         note = f"rates by windows of {format_seconds(window)}, the peak is theirs; Poisson inside them is assumed"
-        return Arrivals(mean, peak_to_mean=float(self.rate.max()) / mean, measured=True, note=note)
+        profile = profile_of(self.rate, window) if window else None
+        return Arrivals(mean, peak_to_mean=float(self.rate.max()) / mean, measured=True, note=note, profile=profile)
 
     @property
     def requests(self) -> int:

@@ -20,6 +20,7 @@ from diptych.workload.arrivals import WINDOWS, ArrivalStats, gap_step
 from diptych.workload.checks import check
 from diptych.workload.formats import Layout, detect
 from diptych.workload.lengths import Lengths
+from diptych.workload.profile import RateProfile, profile_of, window_of
 from diptych.workload.reuse import MAX_TOUCHES, Reuse, measure_reuse
 from diptych.workload.stage import Progress, connect, raise_sentence, sort_by_arrival, stage
 from diptych.workload.stage import drop_empty as drop
@@ -125,7 +126,7 @@ class Trace:
         mean, spread, zeros = self._row("SELECT avg(gap), stddev_pop(gap), count(*) FILTER (gap = 0) FROM request")
         fano = tuple((float(width), self._fano(width, first, last)) for width in WINDOWS)
         return ArrivalStats(self.requests, last - first, spread / mean, fano, self._peak(first, last),
-                            zeros / (self.requests - 1), self._step())  # fmt: skip
+                            zeros / (self.requests - 1), self._step(), self._profile(first, last))  # fmt: skip
 
     def reuse(self) -> Reuse | None:
         """Prefix reuse by the trace's block hashes, or None without them or with more than `MAX_TOUCHES` of them."""
@@ -169,6 +170,30 @@ class Trace:
         query = f"SELECT max(n), sum(n) FROM ({self._windows(60.0, first)}) WHERE k < {whole}"  # noqa: S608
         busiest, total = self._row(query)
         return float(busiest * whole / total)
+
+    def _profile(self, first: float, last: float) -> RateProfile | None:
+        """The swing of the rate over whole windows; empty ones count."""
+        width = window_of(self.requests / (last - first))
+        whole = int((last - first) // width)
+        if whole < 2:
+            return None
+        query = f"""SELECT floor((t - {first!r}) / {width!r})::BIGINT AS k, count(*) AS n, sum(isl) AS isl, sum(osl) AS osl
+                    FROM request GROUP BY k HAVING k < {whole}"""  # noqa: S608
+        rows = self._con.execute(query).fetchnumpy()
+        requests, prompts, answers = (
+            np.bincount(np.asarray(rows["k"], np.int64), weights=_floats(rows[name]), minlength=whole)
+            for name in ("n", "isl", "osl")
+        )
+        return profile_of(requests, width, prompts, answers, self._gaps_inside(width, first))
+
+    def _gaps_inside(self, width: float, first: float) -> float:
+        """Coefficient of variation of the gaps inside windows, cut where the window begins, by requests."""
+        inside = f"least(gap, t - {first!r} - {width!r} * floor((t - {first!r}) / {width!r}))"
+        query = f"""SELECT sum(n * s / m / m) / sum(n) FROM (
+                        SELECT count(*) AS n, avg({inside}) AS m, var_pop({inside}) AS s FROM request
+                        GROUP BY floor((t - {first!r}) / {width!r})) WHERE m > 0"""  # noqa: S608
+        squared = self._row(query)[0]
+        return float(np.sqrt(squared)) if squared else 1.0
 
     def _step(self) -> float:
         rows = self._con.execute("""SELECT min(gap), count(*) FROM request WHERE gap > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diptych.workload.lengths import Lengths
+from diptych.workload.profile import RateProfile
 from diptych.workload.reuse import Reuse
 
 
@@ -13,7 +14,8 @@ class Arrivals:
     """How requests arrive. `rate` is requests/s on average; `cv` the coefficient of variation of the gaps, 1 for Poisson.
 
     `peak_to_mean` compares the busiest minute with the average, `fano` the variance and mean of counts by window in seconds.
-    `measured` says whether timestamps were seen; `offline` marks batch work without a latency to keep. A rate of 0 is unknown.
+    `profile` has the whole swing of the rate where it was seen. `measured` says whether timestamps were seen,
+    `offline` marks batch work without a latency to keep. A rate of 0 is unknown.
     """
 
     rate: float
@@ -23,6 +25,7 @@ class Arrivals:
     measured: bool = False
     offline: bool = False
     note: str = ""
+    profile: RateProfile | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,6 +25,7 @@ from diptych.planner.meeting import Meeting
 from diptych.planner.plan import Answer, Plan
 from diptych.planner.planning import plan
 from diptych.planner.roles import leaning
+from diptych.planner.rushes import Steps
 from diptych.planner.stages import DecodeStage, Load, PrefillStage
 from diptych.workload.lengths import Lengths
 from diptych.workload.load import load_workload
@@ -184,7 +185,7 @@ def test_the_same_question_gives_the_same_bytes(pair: Plan) -> None:
 
 def test_a_slow_link_saturates() -> None:
     """Four TP2 prefill workers at 0.5 GB/s per rank carry at most 4e9/1.0486e9 = 3.81 prompts/s of 4,000 tokens (Qwen3-32B)."""
-    load = Load(Lengths.fixed(4000, 500), SLO.parse("tpot_mean<1s"), 1.0)
+    load = Load(Lengths.fixed(4000, 500), SLO.parse("tpot_mean<1s"), Steps.steady(1.0))
     h200 = CATALOG.accelerator("H200")
     sides = [Worker(CATALOG.model("Qwen3-32B"), h200, BF16, Parallelism(tp=tp)) for tp in (2, 4)]
     slow = replace(CATALOG.link("tcp-10g"), bandwidth=0.5e9, alpha=0.0, efficiency=1.0, half_size=0.0, per_piece=0.0)
@@ -330,5 +331,5 @@ def test_a_rush_beyond_the_goodput_is_told() -> None:
         ).warnings
         for arrivals in (calm, rushed)
     ]
-    assert not any("busiest minute" in note for note in warnings[0])
-    assert any("asks 6 requests/s" in note and "--rate 6" in note for note in warnings[1])
+    assert not any("busiest" in note for note in warnings[0])
+    assert any("3.00 times the average" in note and "--rate 6" in note for note in warnings[1])
