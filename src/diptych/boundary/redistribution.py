@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
-from diptych.boundary.conversion import Op
+from diptych.boundary.conversion import Op, same_meaning
 from diptych.boundary.descriptor import KVState, Layout, order_in_memory
 from diptych.boundary.difference import Difference, Weight, pair, shown
 from diptych.boundary.element import Element, ScaleGranularity
@@ -90,7 +91,7 @@ def _packing(produced: KVState, consumed: KVState, formats: Formats) -> Iterator
         yield _blocked(
             "storage.packing", shown(mine), shown(theirs), "only the kernel that packs a block can unpack it"
         )
-    elif mine and (_moved(produced, consumed) or len(set(formats)) > 1):
+    elif mine and (_moved(produced, consumed) or _converted(formats)):
         yield _blocked(
             "storage.packing", *pair(_place, produced, consumed), f"{mine} blocks can only be passed on as they are"
         )
@@ -101,8 +102,8 @@ def _unknown_layout(produced: KVState, consumed: KVState, formats: Formats) -> I
     mine, theirs = produced.storage.layout, consumed.storage.layout
     if Layout.UNKNOWN not in (mine, theirs):
         return
-    by_element = len(set(formats)) == 1 or all(each.scaling.granularity in _WHOLE for each in formats)
-    if mine is theirs and by_element and not _moved(produced, consumed):
+    by_element = not _converted(formats) or all(each.scaling.granularity in _WHOLE for each in formats)
+    if by_element and not _moved(produced, consumed):
         yield Difference("storage.layout", shown(mine), shown(theirs), Weight.UNVERIFIED, "neither side says")
     else:
         yield _blocked(
@@ -148,6 +149,10 @@ def _overlap(one: range, other: range) -> bool:
 def _moved(produced: KVState, consumed: KVState) -> bool:
     """Whether anything but the packing lies elsewhere."""
     return _place(produced) != _place(consumed)
+
+
+def _converted(formats: Formats) -> bool:
+    return any(same_meaning(one, other) is False for one, other in pairwise(formats))
 
 
 def _place(state: KVState) -> str:

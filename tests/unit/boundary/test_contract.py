@@ -325,6 +325,17 @@ def test_a_rank_beside_a_whole_worker_is_told() -> None:
     assert [each.where for each in found.unverified] == ["shard.tp_rank"]
 
 
+def test_two_unknown_layouts_are_passed_on_aloud() -> None:
+    """Also where two ways to write one format meet: unit scales with and without a granularity, one digest and none."""
+    spelled = Format(Element.E4M3FN, Scaling(ScaleSource.UNIT, ScaleGranularity.TENSOR))
+    for packing in ("", "vllm-cpu"):
+        for one, other in ((BF16, BF16), (FN, spelled), (checkpoint("a"), checkpoint(""))):
+            sides = (stored(form, layout=Layout.UNKNOWN, packing=packing) for form in (one, other))
+            found = contract(*sides)
+            assert found.verdict is Verdict.CONSUME, str(found)
+            assert "storage.layout" in [each.where for each in found.unverified]
+
+
 def test_unknown_scales_of_a_checkpoint_are_taken_on_trust_aloud() -> None:
     for pair in ((checkpoint(""), checkpoint("")), (checkpoint("a"), checkpoint(""))):
         found = contract(*map(stored, pair))
