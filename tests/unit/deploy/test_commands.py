@@ -351,6 +351,8 @@ SECRET = "sk-verysecret"
         f"vllm serve m --kv-transfer-config '{{{SECRET}'",
         f"AWS_SECRET_ACCESS_KEY={SECRET} bash -c 'vllm serve m'",
         f"ENV=http://me:{SECRET}@host/ vllm serve m",
+        f"vllm serve m --model http://me:{SECRET}@host/m --served-model-name 'Bearer {SECRET}'",
+        f"vllm serve http://me:{SECRET}@host/m",
     ],
 )
 def test_a_secret_is_in_nothing_that_is_kept_or_said(text):

@@ -203,6 +203,8 @@ class _Parser:
     def _keep(self, flag: Flag, value: Any, text: str, word: Word, known: bool = True) -> None:
         if is_secret(flag.name) and flag.kind not in (Kind.SWITCH, Kind.BOOLEAN):
             value, text = HIDDEN, HIDDEN
+        elif isinstance(value, str):
+            value, text = hidden(flag.name, value), hidden(flag.name, text)
         elif flag.kind is Kind.JSON and isinstance(value, dict | list):
             value = hidden_inside(value)
             text = json.dumps(value) if HIDDEN in json.dumps(value) else text

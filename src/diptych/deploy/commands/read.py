@@ -12,6 +12,7 @@ from diptych.deploy.commands.roles import ENGINES, Reading, role_config
 from diptych.deploy.commands.routers import router_of, worker_urls
 from diptych.deploy.commands.statements import statements
 from diptych.deploy.notes import Notes, with_notes
+from diptych.deploy.secrets import without_user
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Engine, Launcher
@@ -133,6 +134,6 @@ def _launches(text: str, where: str, lines: bool) -> list[Launch]:
 def _first_word(text: str, where: str) -> str:
     """The program of the first command, for a message; never its arguments."""
     for statement in statements(text, where, lines=False):
-        word = statement.words[0].text.rsplit("/", 1)[-1]
+        word = without_user(statement.words[0].text).rsplit("/", 1)[-1]
         return f": the first command is {word[:40]!r}" if word.isprintable() and "=" not in word else ""
     return ": there is no command"

@@ -14,7 +14,7 @@ from diptych.deploy.commands.launch import Launch, version_of
 from diptych.deploy.commands.statements import Word, placed
 from diptych.deploy.commands.trtllm import trtllm_settings
 from diptych.deploy.notes import Notes
-from diptych.deploy.secrets import HIDDEN, hidden, is_secret
+from diptych.deploy.secrets import HIDDEN, hidden, is_secret, without_user
 from diptych.design.axes import Role
 from diptych.engines.engine import Engine, Launcher
 from diptych.engines.role import Connector, EnvValue, RoleConfig
@@ -214,9 +214,9 @@ def _with_fields(config: RoleConfig, arguments: Arguments, launch: Launch, notes
             notes.not_known(given.place, f"--{name} is {given.text}, which is set outside this text", "its value")
     if arguments.positionals and flag_table(launch.program).takes_model:
         model = arguments.positionals[0]
-        written["model"], places["model"] = model.text, model.where
+        written["model"], places["model"] = without_user(model.text), model.where
         if model.known:
-            values["model"] = model.text
+            values["model"] = without_user(model.text)
         else:
             notes.not_known(model.where, f"the model is {model.text}, which is set outside this text", "its name")
     return replace(config, **values, options=options, written=written, places=places)
