@@ -276,3 +276,54 @@ def test_a_plan_is_verified(tmp_path: Path) -> None:
     assert "plan / seen" in done.stdout
     assert "--verify" in json.loads((tmp_path / "conv/inputs.json").read_text())["command"]
     assert set(told["finalists"][0]["predicted"]) == set(told["finalists"][0]["simulated"]) == {"ttft", "tpot", "e2e"}
+
+
+def test_mishaps_and_rules_are_told(here: Here) -> None:
+    events = (
+        "client cancels 20% within 1s",
+        "link prefill->decode corrupts 20% @0s",
+        "decode scales 1..3 by busy 10%..50%",
+    )
+    faults = [word for event in events for word in ("--fault", event)]
+    code, out, _ = here("simulate", "--design", PAIR, *QUICK, *SLO, *faults, "--json")
+    assert code == 0
+    seen = json.loads(out)
+    assert seen["cancelled"] > 10
+    assert seen["refused"] == 0
+    assert seen["counts"]["transfers refused by validation"] > 10
+    assert any("cancelled by their clients" in line for line in seen["told"])
+    itl, tpot = seen["latencies"]["itl"], seen["latencies"]["tpot"]
+    assert itl["p50"] <= itl["p99"] <= itl["max"]
+    assert 0.5 * tpot["mean"] < itl["mean"] < 2 * tpot["mean"]
+
+
+def test_shared_nics_need_to_know_the_instances(here: Here) -> None:
+    words = ("simulate", "--design", "2xH100 -> 2xH100, link=rdma-400g, push", *QUICK, "--policy", "shared_nics=yes")
+    code, _, told = here(*words)
+    assert code == 2
+    assert "how large the instances are" in told
+    code, out, _ = here(*words, "--prices", "aws", "--json")
+    assert code == 0
+    assert json.loads(out)["finished"] == 300
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        ("client cancels 0%", "no share"),
+        ("decode scales 3..1 by busy 10%..50%", "no range"),
+        ("pools balance by queue 5..5", "no band"),
+        ("link prefill[9]->decode corrupts 1% @1s", "an index below"),
+    ],
+)
+def test_events_that_make_no_sense_are_told(here: Here, event: str, said: str) -> None:
+    code, _, told = here("simulate", "--design", PAIR, *QUICK, "--fault", event)
+    assert code == 2
+    assert said in told
+
+
+def test_a_pull_of_chunks_is_refused(here: Here) -> None:
+    design = PAIR.replace("push", "pull")
+    code, _, told = here("simulate", "--design", design, *QUICK, "--policy", "per_chunk=yes")
+    assert code == 2
+    assert "chunks can only be pushed" in told

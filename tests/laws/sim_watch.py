@@ -83,7 +83,7 @@ class Watched(Run):
         for route in self.cluster.network.routes:
             assert {route.rank in port.active for port in route.ports} == {bool(route.transfers)}
         for station in self.cluster.stations:
-            for port in (station.out, station.into):
+            for port in (station.out, station.into, *station.shared):
                 used = sum(route.rate * len(route.transfers) for route in port.active.values())
                 assert used <= port.capacity, f"{port.name} carries {used} of {port.capacity} bytes/s"
 
@@ -169,7 +169,7 @@ class Watched(Run):
             assert not worker.batch
             assert not worker.asking
             assert not any(worker.phases)
-            for port in (station.out, station.into):
+            for port in (station.out, station.into, *station.shared):
                 assert not port.active, "a link that does not give back what it took"
         assert not self.cluster.network.pending
         assert Stage.FINISHED == 4

@@ -150,6 +150,7 @@ def policies(draw: st.DrawFn, tiers: bool) -> Policy:
         cancel_twin=draw(st.booleans()),
         admission=draw(st.sampled_from([None, None, Admission(ttft=0.5, tpot=0.02, decode_seconds=1.0)])),
         fallback=Fallback(draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 3)), draw(st.integers(0, 2))),
+        instances=draw(st.sampled_from([{}, {}, {"": 2}])),
         fabric=draw(st.sampled_from([None, None, 1e9])),
         kv_blocks=draw(st.sampled_from([260, 400, 5000])),
     )

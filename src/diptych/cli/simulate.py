@@ -89,6 +89,14 @@ def simulate(
 
       link prefill->decode at 10% @600s      of its bandwidth; prefill[0]->decode[2] for one worker's port; cut for none
 
+      link prefill->decode corrupts 1% @600s  validation refuses such a share of the transfers
+
+      client cancels 5% within 10s           such a share of the clients give up; "@300s for 60s" for those who come then
+
+      decode scales 1..8 by busy 30%..80%    a rule: one more above, one less below; by queue, busy or kv
+
+      pools balance by queue 1..10           prefill and decode lend each other workers
+
       decode +2 @900s, prefill -1 @900s      workers start up and join, or drain and leave
 
       prefill to decode @900s                a worker drains, starts up and changes sides

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from diptych.catalog.catalog import Catalog
+from diptych.catalog.offer import PriceBook
 from diptych.cli.plan_inputs import Reader, command_line, parse_share, recorded
 from diptych.cli.target_inputs import Target, read_target
 from diptych.errors import Finding, InvalidInput
 from diptych.metrics.slo import SLO
 from diptych.planner.demand import Asked, Demand, Rate, demand
-from diptych.planner.policy_text import parse_policy
+from diptych.planner.policy_text import parse_policy, shared
 from diptych.report.folder import refusal
 from diptych.report.simulation_folder import MARK
 from diptych.simulator.faults import Change, parse_changes
@@ -54,6 +55,8 @@ def read_setup(given: Mapping[str, Any], say: Callable[[str], None], progress: A
     slo = _slo(reader, target)
     faults = reader.attempt("--fault", parse_changes, given.get("fault") or ()) or ()
     policy = reader.attempt("--policy", parse_policy, given.get("policy") or (), catalog, slo)
+    if policy is not None and target is not None:
+        rules = reader.attempt("--policy", shared, *policy, _sizes(target, book)) or policy[0]
     concurrency = reader.value("concurrency", _positive)
     asks = _asked(reader, target, concurrency)
     wanted = _demand(reader, given, target, asks)
@@ -69,9 +72,18 @@ def read_setup(given: Mapping[str, Any], say: Callable[[str], None], progress: A
     words = ("simulate", given["target"]) if given.get("target") else ("simulate",)
     inputs = {"target": given.get("target"), **recorded(named)}
     return Setup(
-        target, wanted, slo or SLO(), catalog, faults, policy[0], policy[1], asks.seed, concurrency, out,
+        target, wanted, slo or SLO(), catalog, faults, rules, policy[1], asks.seed, concurrency, out,
         command_line(named, *words), inputs,
     )  # fmt: skip
+
+
+def _sizes(target: Target, book: PriceBook | None) -> dict[str, int]:
+    """Accelerators of an instance, by offer: as the plan rents them, or as the book offers them."""
+    if target.option is not None:
+        members = [member for pool in target.option.pools for member in pool.members if member.instances]
+        return {m.offer: (m.accelerators + m.idle_accelerators) // m.instances for m in members}
+    named = {member.offer for pool in target.design.pools for member in pool.members if member.offer}
+    return {offer.instance: offer.gpus for offer in book or () if offer.instance in named}
 
 
 def _slo(reader: Reader, target: Target | None) -> SLO | None:

@@ -19,8 +19,9 @@ from diptych.units import parse_count, parse_seconds
 
 _YES = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 _SECONDS = ("round_trip", "lease", "heartbeat", "handoff_timeout", "detection", "start_up")
-_SWITCHES = ("shortest_first", "chunked", "reserve", "prefix_cache", "per_chunk", "cancel_twin")
+_SWITCHES = ("shortest_first", "chunked", "reserve", "prefix_cache", "per_chunk", "cancel_twin", "shared_nics")
 _FALLBACK = ("colocate", "hold", "retries", "resends")
+_APART = ("routing", "early_rejection", "shared_nics", *_FALLBACK)
 WORDS = (
     "routing", "prefill_routing", "decode_routing", *_SWITCHES, "block", "kv_blocks", "tiers", "retention", *_SECONDS,
     "heartbeat_from", "early_rejection", *_FALLBACK,
@@ -33,7 +34,8 @@ def parse_policy(
 ) -> tuple[Policy, Mapping[str, str]]:
     """The policy that `NAME=VALUE` pairs, separated by commas, describe, and the pairs.
 
-    `early_rejection` refuses what would miss the tightest TTFT and TPOT limits of `slo`.
+    `shared_nics` is the caller's to carry out, who knows the offers (`shared`). `early_rejection`
+    refuses what would miss the tightest TTFT and TPOT limits of `slo`.
 
     Raises:
         InvalidInput: every mistake in all of them.
@@ -57,6 +59,20 @@ def parse_policy(
     if findings:
         raise InvalidInput(findings)
     return _policy(values, slo or SLO()), given
+
+
+def shared(policy: Policy, words: Mapping[str, str], sizes: Mapping[str, int], where: str = "--policy") -> Policy:
+    """The policy with the accelerators per instance of each offer, if `shared_nics` was asked for.
+
+    Raises:
+        InvalidInput: nothing says how large the instances are.
+    """
+    if not _YES.get(words.get("shared_nics", "no").casefold(), False):
+        return policy
+    if not sizes:
+        problem = "shared_nics: nothing says how large the instances are"
+        raise InvalidInput(Finding(where, problem, "a plan, or --prices BOOK with the workers' offers"))
+    return replace(policy, instances=dict(sizes))
 
 
 def _read(name: str, text: str, catalog: Catalog, findings: list[Finding], where: str) -> Any:
@@ -111,7 +127,7 @@ def _duration(text: str) -> float:
 
 
 def _policy(values: Mapping[str, Any], slo: SLO) -> Policy:
-    fields = {name: value for name, value in values.items() if name not in ("routing", "early_rejection", *_FALLBACK)}
+    fields = {name: value for name, value in values.items() if name not in _APART}
     if "routing" in values:
         fields = {"prefill_routing": values["routing"], "decode_routing": values["routing"]} | fields
     fallback = replace(Fallback(), **{name: values[name] for name in _FALLBACK if name in values})

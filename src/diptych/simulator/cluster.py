@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from diptych.catalog.interconnect import Link
 from diptych.catalog.memory import MemoryTier
 from diptych.design.axes import Role, Worker
 from diptych.design.boundary import Overlap, Ownership, Placement, Side
@@ -55,6 +56,7 @@ class Station:
     tiers: tuple[MemoryTier, ...]
     reads: list[int]  # by tier: when what it has to read is read
     writes: list[int]
+    shared: tuple[Port, ...]  # out of its instance and into it, where its workers share NICs
     since: int = 0  # paid from
     until: int = NEVER  # paid to: it was drained
 
@@ -87,7 +89,9 @@ class Cluster:
         self.clock = Clock()
         self.stations: list[Station] = []
         self.pools: dict[Role, list[VirtualWorker]] = {role: [] for role in Role}
-        self._crossings: dict[tuple[Worker, Worker], Crossing] = {}
+        self._crossings: dict[tuple[Worker, Worker, tuple[float, ...]], Crossing] = {}
+        self.shared: list[tuple[Port, ...]] = []  # out of and into each instance whose workers share NICs
+        self._filling: dict[tuple[Role, str], tuple[tuple[Port, ...], int]] = {}  # the last one, and what is free on it
         self._routes: dict[tuple[int, int], tuple[Route, Crossing]] = {}
         self.network: Network
         self.gaps = gaps
@@ -123,12 +127,12 @@ class Cluster:
         kind = PipelinedWorker if pipelined else VirtualWorker
         made = kind(len(self.stations), worker, batch, pool, table, self.clock, self.done, self.skip)
         made.gaps = self.gaps
-        out, into = self._ports(made, worker)
+        out, into, shared = self._ports(made, role, member)
         residency = self._below(token, role)
         pool.reports = residency is not None
         tiers = policy.tiers if residency else ()
         station = Station(
-            made, role, member, out, into, residency, tiers, [0] * len(tiers), [0] * len(tiers), since=now
+            made, role, member, out, into, residency, tiers, [0] * len(tiers), [0] * len(tiers), shared, since=now
         )
         self.stations.append(station)
         self._hand(station)
@@ -148,15 +152,42 @@ class Cluster:
     def _conversion(self, request: Request) -> int:
         """ps that the source's engine converts a prompt before it leaves."""
         target = request.target or self.pools[Role.DECODE][0]
-        crossing = self.crossing(request.source.member, target.member)
+        crossing = self.crossing(request.source.member, target.member, *self._bursts(request.source, target))
         if request.todo >= len(crossing.before):
             crossing.grow(request.todo)
         return crossing.before[request.todo]
 
-    def _ports(self, made: VirtualWorker, worker: Worker) -> tuple[Port, Port]:
-        link = self.design.boundary.link if self.design.boundary else None
-        capacity = port_bandwidth(worker, link, 0.0) if link else 0
-        return Port(f"{made.index:05d} out", capacity), Port(f"{made.index:05d} in", capacity)
+    def _ports(self, made: VirtualWorker, role: Role, member: Member) -> tuple[Port, Port, tuple[Port, ...]]:
+        """A worker's port out and port in, and those of its instance if it shares NICs."""
+        worker, link = member.worker, self.design.boundary.link if self.design.boundary else None
+        if link is None:
+            return Port(f"{made.index:05d} out", 0), Port(f"{made.index:05d} in", 0), ()
+        capacity = port_bandwidth(worker, link, self._burst(member))
+        shared: tuple[Port, ...] = ()
+        if self._burst(member):
+            shared = self._instance(role, member, link)
+            capacity = min(capacity, shared[0].capacity)
+        return Port(f"{made.index:05d} out", capacity), Port(f"{made.index:05d} in", capacity), shared
+
+    def _burst(self, member: Member) -> float:
+        """Bytes/s of NIC per accelerator that a worker may use while nobody else on its instance does; 0 without sharing."""
+        size = self.policy.instances.get(member.offer, 0)
+        return member.worker.accelerator.nic_bandwidth * max(size / member.worker.accelerators, 1.0) if size else 0.0
+
+    def _instance(self, role: Role, member: Member, link: Link) -> tuple[Port, ...]:
+        """The ports of the instance on which the next worker comes to lie: they fill one after another."""
+        key, mine = (role, member.offer), member.worker.accelerators
+        ports, free = self._filling.get(key, ((), 0))
+        if free < mine:
+            size = max(self.policy.instances[member.offer], mine)
+            number, capacity = len(self.shared), int(member.worker.accelerator.nic_bandwidth * size * link.efficiency)
+            ports, free = (
+                (Port(f"instance {number} sends", capacity), Port(f"instance {number} receives", capacity)),
+                size,
+            )
+            self.shared.append(ports)
+        self._filling[key] = ports, free - mine
+        return ports
 
     def _below(self, token: float, role: Role) -> Residency | None:
         """The tiers under a worker that computes prompts, in hashed blocks."""
@@ -172,17 +203,23 @@ class Cluster:
         key = (source.index, target.index)
         found = self._routes.get(key)
         if found is None:
-            crossing = self.crossing(source.member, target.member)
-            out, into = self.stations[source.index].out, self.stations[target.index].into
-            found = self._routes[key] = (self.network.route(out, into, max(1, int(crossing.link.achievable))), crossing)
+            crossing = self.crossing(source.member, target.member, *self._bursts(source, target))
+            here, there = self.stations[source.index], self.stations[target.index]
+            shared, limit = (*here.shared[:1], *there.shared[1:]), max(1, int(crossing.link.achievable))
+            found = self._routes[key] = (self.network.route(here.out, there.into, limit, *shared), crossing)
         return found
 
-    def crossing(self, prefill: Worker, decode: Worker) -> Crossing:
-        crossing = self._crossings.get((prefill, decode))
+    def _bursts(self, source: VirtualWorker, target: VirtualWorker) -> tuple[float, float]:
+        return self._burst(self.stations[source.index].member), self._burst(self.stations[target.index].member)
+
+    def crossing(self, prefill: Worker, decode: Worker, *nics: float) -> Crossing:
+        """The tables of what crosses between two kinds of workers, with NICs (bytes/s per accelerator) other than their own."""
+        key = prefill, decode, nics
+        crossing = self._crossings.get(key)
         if crossing is None:
             assert self.boundary is not None
-            crossing = Crossing(prefill, decode, self.boundary, self.policy.block, (0.0, 0.0))
-            self._crossings[prefill, decode] = crossing
+            crossing = Crossing(prefill, decode, self.boundary, self.policy.block, nics or (0.0, 0.0))
+            self._crossings[key] = crossing
         return crossing
 
     def serving(self) -> Iterator[VirtualWorker]:

@@ -21,10 +21,11 @@ class Crossing:
     __slots__ = ("after", "before", "block", "boundary", "bytes", "converts", "decode", "fixed", "link", "prefill")
 
     def __init__(
-        self, prefill: Worker, decode: Worker, boundary: Boundary, block: int, nics: tuple[float, float]
+        self, prefill: Worker, decode: Worker, boundary: Boundary, block: int, nics: tuple[float, ...]
     ) -> None:
         self.prefill, self.decode, self.boundary, self.block = prefill, decode, boundary, block
-        self.link: Link = path(prefill, decode, boundary.link, *nics)
+        out, into = nics
+        self.link: Link = path(prefill, decode, boundary.link, out, into)
         self.converts = False  # the decode engine does
         self.bytes: list[int] = []
         self.fixed: list[int] = []

@@ -89,9 +89,9 @@ class Network:
         self.routes: list[Route] = []
         self.pending: dict[int, list[Call]] = {}  # transfers that wait to enter a route, by whom they are about
 
-    def route(self, out: Port, into: Port, limit: int) -> Route:
-        """A new route between two ports."""
-        route = Route(self, FLOW + len(self.routes), (out, into, *self.fabric), limit)
+    def route(self, out: Port, into: Port, limit: int, *shared: Port) -> Route:
+        """A new route between two ports, through those that they share with others."""
+        route = Route(self, FLOW + len(self.routes), (out, into, *shared, *self.fabric), limit)
         self.routes.append(route)
         return route
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from diptych.catalog.memory import MemoryTier
@@ -25,6 +26,8 @@ class Policy:
     `cancel_twin`: a client's cancel reaches both halves of a handoff; without it the other one waits `handoff_timeout`.
     `handoff_timeout`: how long a handoff may wait or move (SGLang: 300 s). `detection`: from a loss to the gateway's answer.
     `start_up`: a new or switched worker loads weights and warms up.
+    `instances`: accelerators of an instance by offer. Workers of one share its NICs: each may use all of them, and together they
+    get no more than there are. A worker of an offer that is not named has its accelerators' NICs to itself.
     `fabric`: bytes/s that all handoffs together get through, where something between the ports is narrower than they are.
     """
 
@@ -48,5 +51,6 @@ class Policy:
     start_up: float = 60.0
     admission: Admission | None = None
     fallback: Fallback = field(default_factory=Fallback)
+    instances: Mapping[str, int] = field(default_factory=dict)
     fabric: float | None = None
     kv_blocks: int | None = None  # of every worker, instead of what memory leaves

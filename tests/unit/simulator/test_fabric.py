@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "laws"))
+
+from affine_perf import ACCELERATOR
+from sim_worlds import PERF, apart, boundary, worker
+
+from diptych.catalog.interconnect import Link, LinkKind
+from diptych.serving.router import Routing
 from diptych.simulator.clock import NEVER, PS, Clock
+from diptych.simulator.demand import Requests
 from diptych.simulator.network import Network, Port
+from diptych.simulator.policy import Policy
+from diptych.simulator.simulate import simulate
 
 
 def ends(fabric: int | None, starts: list[float]) -> tuple[list[float], list[Port]]:
@@ -35,3 +50,25 @@ def test_a_fabric_is_shared_fairly_and_given_back() -> None:
 
 def test_a_wide_fabric_changes_nothing() -> None:
     assert ends(10**12, [0.0, 0.3])[0] == pytest.approx([1.0, 1.3])
+
+
+def handoffs(instances: dict[str, int], prompts: int) -> float:
+    """Mean seconds of a handoff when so many of an instance's prefill workers have one at the same time."""
+    accelerator = replace(ACCELERATOR, nic_bandwidth=5e9)
+    source, target = (replace(worker(), accelerator=accelerator) for _ in range(2))
+    requests = Requests(np.zeros(prompts), np.full(prompts, 2000), np.full(prompts, 2))
+    policy = Policy(instances=instances, prefill_routing=Routing.ROUND_ROBIN, decode_routing=Routing.ROUND_ROBIN)
+    path = replace(boundary(40e9), link=Link("wide", LinkKind.INFINIBAND, 40e9, 5e-6))
+    run = simulate(apart(4, 4, path, source, target), requests, PERF, policy=policy)
+    return float(np.mean(run.requests.moved - run.requests.first_token))
+
+
+def test_workers_of_an_instance_share_its_nics() -> None:
+    """Four workers of one NIC share each: alone one has four times its share, all together just theirs."""
+    alone, together = handoffs({"": 4}, 1), handoffs({"": 4}, 4)
+    assert together == pytest.approx(4 * alone, rel=0.01)
+    assert handoffs({}, 1) == pytest.approx(handoffs({}, 4), rel=1e-6) == pytest.approx(together, rel=0.01)
+
+
+def test_a_pair_shares_and_the_next_one_lies_on_another_instance() -> None:
+    assert handoffs({"": 2}, 4) == pytest.approx(2 * handoffs({"": 2}, 1), rel=0.01)
