@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
-
 from diptych.catalog.provenance import Provenance
 
 
@@ -49,5 +47,7 @@ class Link:
 
     def seconds(self, size: Any, pieces: Any = 0) -> Any:
         """Seconds to move `size` bytes (scalar or array) alone on the link, posted as `pieces` descriptors."""
+        import numpy as np  # a command that only looks a link up does not wait for it
+
         size = np.asarray(size, dtype=float)
         return self.alpha + (size + self.half_size) / self.achievable + self.per_piece * np.asarray(pieces, dtype=float)

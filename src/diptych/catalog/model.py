@@ -10,10 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from diptych.catalog.dtype import Dtype
 from diptych.catalog.provenance import Provenance
+
+
+def _np() -> Any:
+    """numpy when arithmetic on arrays begins: a command that only looks a model up does not wait for it."""
+    import numpy
+
+    return numpy
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +64,12 @@ class Attention:
 
     def kept_tokens(self, context: Any) -> Any:
         """Tokens kept in the cache at `context` tokens (scalar or array)."""
-        return context if self.window is None else np.minimum(context, self.window)
+        return context if self.window is None else _np().minimum(context, self.window)
 
     def read_tokens(self, context: Any) -> Any:
         """Tokens whose KV one new token reads."""
         kept = self.kept_tokens(context)
-        return kept if self.index_topk is None else np.minimum(kept, self.index_topk)
+        return kept if self.index_topk is None else _np().minimum(kept, self.index_topk)
 
     @property
     def score_width(self) -> int:
@@ -165,7 +170,7 @@ class Experts:
 
     def touched(self, tokens: Any) -> Any:
         """Expected number of routed experts that a batch of `tokens` touches, under uniform routing."""
-        return self.count * (1.0 - (1.0 - self.per_token / self.count) ** np.asarray(tokens, dtype=float))
+        return self.count * (1.0 - (1.0 - self.per_token / self.count) ** _np().asarray(tokens, dtype=float))
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,13 +261,13 @@ class Model:
 
     def kv_bytes(self, context: Any, kv: Dtype) -> Any:
         """KV and state bytes of one sequence at `context` tokens (scalar or array), windows respected."""
-        context = np.asarray(context, dtype=float)
+        context = _np().asarray(context, dtype=float)
         cache = sum(
             (
                 count * attention.kv_elements * attention.kept_tokens(context)
                 for count, attention in self.attention_groups()
             ),
-            start=np.zeros_like(context),
+            start=_np().zeros_like(context),
         )
         return cache * kv.bytes + self.state_bytes
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -194,6 +193,8 @@ def _setting_json(finding: Finding) -> dict[str, Any]:
 
 def check_sarif(report: Report) -> dict[str, Any]:
     """SARIF 2.1.0, one result for each finding, at the file and line where it was set when that is known."""
+    from importlib.metadata import version  # slow to load, and only this needs it
+
     rules = {each.rule.id: each.rule for each in report.broken}
     driver = {
         "name": "diptych",
