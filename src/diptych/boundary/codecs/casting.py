@@ -6,7 +6,7 @@ conversions; NaN stays NaN.
 
 Exact by construction: what ml_dtypes and numpy say of every code of a 16-bit format, or of every pair of 8-bit codes, is a
 table. fp32 reaches eight bits through bf16 rounded to odd, which keeps enough that rounding again is rounding once. Where
-numkong is installed, `vector` does the same several times as fast.
+numkong is installed, `vector` does the same two to five times as fast.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def cast_slice(source: Array, origin: Element, target: Array, wanted: Element) -
         np.copyto(target, source, casting="unsafe")
     elif origin is Element.FP32 and wanted.bits == 16:
         np.copyto(target, source, casting="unsafe")
-        if not vector.surely_finite(target, wanted) and largest(target) >= INF[wanted]:
+        if largest(target) >= INF[wanted]:
             target[:] = rounded(source, wanted)
     elif origin.bits == 16:
         np.take(_table(origin, wanted), bits(source), out=bits(target), mode="clip")

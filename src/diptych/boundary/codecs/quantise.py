@@ -33,6 +33,7 @@ TOP = {
 its negative lose the same."""
 SMALLEST = 2.0**-125
 """No scale is smaller: twice the smallest normal float32, so that its half is one too, and its reciprocal is finite."""
+_SHORT = 32
 
 Slab = tuple[int, int, slice]
 
@@ -120,12 +121,20 @@ def _reduced(values: Array, heads: int, groups: int, by_token: bool) -> Floats:
     """The largest magnitudes of (tokens, heads, dim), as (tokens or 1, heads or 1, groups or 1)."""
     codes = magnitudes(values)
     if by_token:
-        most = codes.reshape(*codes.shape[:2], groups, -1).max(axis=-1)
+        most = _largest_of_rows(codes.reshape(*codes.shape[:2], groups, -1))
     else:
         most = codes.max(axis=0).max(axis=-1)[None, :, None]
         most = most if heads > 1 else most.max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
         return np.asarray(most.view(values.dtype), np.float32)
+
+
+def _largest_of_rows(codes: Array) -> Array:
+    """The maximum along the last dimension; numpy takes short rows one by one, so they are turned over first."""
+    width = codes.shape[-1]
+    if width > _SHORT:
+        return np.asarray(codes.max(axis=-1))
+    return np.asarray(np.ascontiguousarray(codes.reshape(-1, width).T).max(axis=0).reshape(codes.shape[:-1]))
 
 
 def _not_finite(kv: StoredKV, form: Format) -> NotRepresentable:

@@ -46,18 +46,13 @@ def caster(origin: Element, wanted: Element) -> Caster | None:
     """The vector cast of a pair of formats; None where there is none, or it is no faster."""
     if numkong is None or origin is wanted or not {origin, wanted} <= _NAMES.keys():
         return None
-    slow = {origin, wanted} == {Element.FP32, Element.BF16} or (origin.bits != 16 and wanted.bits == 8)
+    slow = (origin, wanted) == (Element.BF16, Element.FP32) or (origin.bits != 16 and wanted.bits == 8)
     return None if slow else _caster(origin, wanted)
-
-
-def surely_finite(values: Array, element: Element) -> bool:
-    """Whether no NaN and no inf is among floats: one would be in their sum. Numbers too large to add are not sure."""
-    return numkong is not None and isfinite(numkong.sum(_tensor(values, element)))
 
 
 def _caster(origin: Element, wanted: Element) -> Caster:
     before = _BEFORE.get((origin, wanted), _always)
-    after = _always if origin.bits == 8 else _AFTER.get(wanted, _always)
+    after = _AFTER.get(wanted, _always) if GRIDS[origin].largest > GRIDS[wanted].largest else _always
 
     def cast(source: Array, target: Array) -> bool:
         given, room = _tensor(source, origin), _tensor(target, wanted)
@@ -93,8 +88,13 @@ def _no_nan_at_the_top(source: Any, target: Any) -> bool:
     return top < GRIDS[Element.E4M3FN].largest or isfinite(numkong.sum(source))
 
 
-_BEFORE = {(Element.FP16, Element.BF16): _finite_source, (Element.E5M2, Element.BF16): _finite_source}
-_AFTER = {Element.FP16: _finite_target, Element.E5M2: _finite_target, Element.E4M3FN: _no_nan_at_the_top}
+_BEFORE = {(origin, Element.BF16): _finite_source for origin in (Element.FP32, Element.FP16, Element.E5M2)}
+_AFTER = {
+    Element.BF16: _finite_target,
+    Element.FP16: _finite_target,
+    Element.E5M2: _finite_target,
+    Element.E4M3FN: _no_nan_at_the_top,
+}
 
 
 def trials(origin: Element) -> list[Array]:
