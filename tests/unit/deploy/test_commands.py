@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from diptych.deploy.commands.launch import image_version
 from diptych.deploy.commands.read import read_command, read_pair, read_script
 from diptych.deploy.notes import Notes
 from diptych.design.axes import Role
@@ -169,6 +170,30 @@ def test_an_image_that_starts_its_server_needs_no_command_and_names_its_release(
     assert (config.model, config.tp, config.version, config.name) == ("m", 4, Version((0, 32, 1)), "decode-0")
     assert config.env["UCX_TLS"].text == "all"
     assert config.env["HF_TOKEN"].source == "$HF_TOKEN"
+
+
+@pytest.mark.parametrize(
+    ("image", "release"),
+    [
+        ("vllm/vllm-openai:v0.32.1", (0, 32, 1)),
+        ("vllm/vllm-openai:v0.33.0-cu129@sha256:abc", (0, 33, 0)),
+        ("lmsysorg/sglang:v0.5.22.post1-cu129", (0, 5, 22)),
+        ("localhost:5000/vllm-openai:0.31.0", (0, 31, 0)),
+        ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1", (0, 31, 0)),
+        ("nvcr.io/nvidia/ai-dynamo/sglang-runtime:1.6.1", (0, 5, 21)),
+        ("nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.6.1", (1, 3, 0)),
+        ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:my-tag", None),
+        ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:9.9.9", None),
+        ("ghcr.io/llm-d/llm-d-cuda:v0.3.0", None),
+        ("vllm/vllm-openai:latest", None),
+        ("vllm/vllm-openai", None),
+        ("my/image:1.2.3", None),
+        ("", None),
+    ],
+)
+def test_an_image_tells_its_engines_release_where_it_is_the_engines_own(image, release):
+    found = image_version(image)
+    assert (found.parts if found else None) == release
 
 
 def test_environment_is_kept_and_what_is_outside_stays_a_reference():

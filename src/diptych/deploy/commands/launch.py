@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 
 from diptych.deploy.commands.statements import Statement, Word, env_value, statements
 from diptych.engines.engine import Version, version
@@ -148,13 +151,24 @@ def is_engine_image(image: str) -> str:
 
 
 def image_version(image: str) -> Version | None:
-    """The engine's release in an image's tag, where the image is the engine's own: 'vllm/vllm-openai:v0.33.0'."""
-    program = is_engine_image(image)
-    tag = image.rsplit("@", 1)[0].rsplit("/", 1)[-1].partition(":")[2]
-    match = re.match(r"v?\d+\.\d+(\.\d+)?", tag)
-    if match is None or program not in ("vllm", "sglang") or "llm-d" in image:
+    """The engine's release by an image's tag: its own ('vllm/vllm-openai:v0.33.0'), or what a release of Dynamo brings."""
+    name, _, tag = image.rsplit("@", 1)[0].rsplit("/", 1)[-1].partition(":")
+    match = re.match(r"v?(\d+\.\d+(?:\.\d+)?)", tag)
+    if match is None:
         return None
-    return version(match[0])
+    runtime = re.fullmatch(r"(vllm|sglang|tensorrtllm)-runtime(-.*)?", name)
+    if runtime is not None:
+        brought = _dynamo_engines().get(match[1], {}).get(runtime[1].replace("tensorrtllm", "trtllm"))
+        return version(brought) if brought else None
+    own = is_engine_image(image) in ("vllm", "sglang") and "llm-d" not in image
+    return version(match[1]) if own else None
+
+
+@cache
+def _dynamo_engines() -> dict[str, dict[str, str]]:
+    text = (files("diptych.deploy") / "data" / "dynamo_engines.json").read_text("utf-8")
+    loaded: dict[str, dict[str, str]] = json.loads(text)
+    return loaded
 
 
 def started_by(image: str, words: tuple[Word, ...], where: str) -> tuple[Word, ...]:
