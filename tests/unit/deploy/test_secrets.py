@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.deploy.commands.flags import flag_table
+from diptych.deploy.read import read_deployment
 from diptych.deploy.secrets import HIDDEN, hidden, hidden_inside, is_secret, without_user
 
 SECRETS = (
@@ -149,6 +150,20 @@ def test_structures_are_searched_at_any_depth() -> None:
 def test_hiding_twice_is_hiding_once(text: str) -> None:
     once = without_user(text)
     assert without_user(once) == once
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"export SOME_TOKEN={S}; vllm serve m --max-model-len $SOME_TOKEN",
+        f"SIGNING_KEY={S}\nvllm serve m --served-model-name x-$SIGNING_KEY",
+        f"vllm serve m --block-size sk-{S}",
+        f"vllm serve m --kv-cache-dtype hf_{S}",
+        f"vllm serve https://user:{S}@host/m",
+    ],
+)
+def test_a_secret_behind_the_wrong_flag_is_kept_nowhere(text: str) -> None:
+    assert S not in repr(read_deployment(text, "run.sh"))
 
 
 @pytest.mark.timeout(60)

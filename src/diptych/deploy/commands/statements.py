@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from diptych.deploy.commands.words import REDIRECTIONS, Lexeme, Part, Reference, Text, lex
+from diptych.deploy.secrets import HIDDEN, is_secret
 from diptych.engines.role import EnvValue
 from diptych.errors import Finding, InvalidInput
 
@@ -210,7 +211,7 @@ class _Reader:
         name = part.name.removesuffix("[@]").removesuffix("[*]")
         if name in self.variables:
             value = self._value(name)
-            return value.text, value.known
+            return HIDDEN if value.text and is_secret(name) else value.text, value.known
         if part.default is not None and "$" not in part.default:
             return part.default.strip("\"'"), True
         return part.raw, False
