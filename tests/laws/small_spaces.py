@@ -52,8 +52,11 @@ length = st.tuples(floats(50, 6000), floats(2, 400), floats(0.0, 0.6))
 window = st.tuples(floats(100, 1000), floats(0.5, 2.0), floats(0.5, 2.0))
 """Requests of a window, and how much longer than usual its prompts and answers are."""
 slos = st.builds(
-    lambda ttft, tpot, extra: f"ttft_p90<{ttft:.3f}s, tpot_{extra}<{tpot * 1000:.1f}ms",
+    lambda ttft, tpot, extra, whole: (
+        f"ttft_p90<{ttft:.3f}s, tpot_{extra}<{tpot * 1000:.1f}ms" + (f", e2e_p90<{whole:.3f}s" if whole else "")
+    ),
     floats(0.1, 4.0), floats(0.008, 0.08), st.sampled_from(["p50", "p90", "mean", "p99"]),
+    st.one_of(st.just(0.0), floats(0.2, 8.0)),
 )  # fmt: skip
 draws = st.builds(
     Draw, st.tuples(accelerator, accelerator), st.lists(price, min_size=1, max_size=3).map(tuple),

@@ -17,7 +17,7 @@ from diptych.perf.estimate import Array
 from diptych.perf.handoff import Handoff, handoff
 from diptych.perf.queueing import Wait, wait_while
 from diptych.perf.transfer import LinkLoad, transfer_seconds
-from diptych.planner.delay import Delay
+from diptych.planner.delay import Delay, no_wait
 from diptych.planner.enumerate import Candidate, shared_instances
 from diptych.planner.rushes import PROMPTS
 from diptych.planner.size import MOST_WORKERS, fewest, fluid
@@ -246,16 +246,18 @@ def cheapest(
 
 
 def _possible(meeting: Meeting) -> bool:
-    """Whether an idle fleet of any size keeps the TTFT promises: no queue, only work, conversion and transfer."""
-    sure = meeting.first.pool.service + meeting.handoff.delay
-    weight = meeting.first.load.lengths.weight
-    for goal in meeting.first.load.slo.of("ttft"):
-        if goal.quantile is None:
-            if float(sure @ weight) > goal.limit:
-                return False
-        elif float(weight @ (sure <= goal.limit)) < goal.quantile - 1e-12:
-            return False
-    return True
+    """Whether an idle fleet of any size keeps the promises: no queue, only work, conversion, transfer and lone steps."""
+    return idle_in_time(meeting.first, meeting.second, meeting.handoff.delay)
+
+
+def idle_in_time(first: PrefillStage, second: DecodeStage, handing: Any = 0.0) -> bool:
+    """Whether two idle workers keep the promises on the first token and on the whole answer, the handoff taking `handing` s."""
+    load, lone = first.load, float(second.pool.step(1.0))
+    alone = Delay(first.pool.service + handing, load.lengths.weight, no_wait(), no_wait())
+    whole = alone.after(answer_seconds(load, lone))
+    kept = [alone.keeps(goal.quantile, goal.limit) for goal in load.slo.of("ttft")]
+    kept += [whole.keeps(goal.quantile, goal.limit) for goal in load.slo.of("e2e")]
+    return all(bool(margin >= 0) for margin in kept)
 
 
 def _fewest_prefill(meeting: Meeting, rate: float, decode_workers: int, start: int, below: float) -> int | None:

@@ -66,9 +66,8 @@ class Search:
     @classmethod
     def of(cls, question: Ask) -> Search:
         setting = setting_of(question)
-        return cls(
-            question, setting, role_spaces(question, setting), Boundaries(question, setting), Tables.of(question)
-        )
+        spaces = role_spaces(question, setting)
+        return cls(question, setting, spaces, Boundaries(question, setting), Tables.of(question, spaces))
 
     def at(
         self,

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,11 +32,11 @@ from diptych.planner.boundaries import Boundaries
 from diptych.planner.delay import Delay, no_wait
 from diptych.planner.enumerate import Candidate, RoleSpace
 from diptych.planner.floors import Floors
-from diptych.planner.meeting import Meeting, Sized, cheapest, cheapest_on_nodes
+from diptych.planner.meeting import Meeting, Sized, cheapest, cheapest_on_nodes, idle_in_time
 from diptych.planner.plan import Answer
 from diptych.planner.rushes import Steps
 from diptych.planner.size import MOST_WORKERS, fewest, fluid
-from diptych.planner.stages import ColocatedStage, DecodeStage, Load, PrefillStage
+from diptych.planner.stages import ColocatedStage, DecodeStage, Load, PrefillStage, answer_seconds
 
 Progress = Callable[[int, int, str], None]
 
@@ -64,10 +64,14 @@ class Tables:
     _least: dict[tuple[Role, Worker, float], int | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, ask: Ask) -> Tables:
+    def of(cls, ask: Ask, spaces: Mapping[Role, RoleSpace] | None = None) -> Tables:
+        """Empty tables; with the candidates known, each stage knows what the fastest of the others leaves it of an e2e limit."""
         tiers = {tier.kind: tier for tier in ask.catalog.tiers.values()}
         load = Load(ask.lengths, ask.slo, Steps.of(ask.workload.arrivals, ask.size_for, ask.rate), tiers)
-        return cls(ask, load, Floors.of(ask.model, load, ask.perf))
+        floors = Floors.of(ask.model, load, ask.perf)
+        if ask.slo.of("e2e") and spaces is not None:
+            load = replace(load, quickest=_quickest(floors, spaces))
+        return cls(ask, load, floors)
 
     def prefill_stage(self, worker: Worker) -> PrefillStage:
         if worker not in self.prefill:
@@ -108,9 +112,21 @@ class Tables:
             for goal in slo.of("ttft")
         ):
             return None
+        if not self._in_time(role, worker):
+            return None
         if role is Role.PREFILL:
             return fluid(rate, floors.prefill_capacity(worker))
         return max(fluid(rate * factor, capacity) for factor, capacity in floors.decode_capacities(worker, role))
+
+    def _in_time(self, role: Role, worker: Worker) -> bool:
+        """Whether the floors of a worker, beside the fastest of the other role, leave an end-to-end limit possible."""
+        load, (prompt, step) = self.load, self.load.quickest
+        if not load.slo.of("e2e"):
+            return True
+        prompt = self.floors.prefill_seconds(worker) if role is not Role.DECODE else prompt
+        step = self.floors.lone_step(worker) if role is not Role.PREFILL else step
+        alone = Delay(prompt + answer_seconds(load, step), load.lengths.weight, no_wait(), no_wait())
+        return all(bool(alone.keeps(goal.quantile, goal.limit) >= -1e-9) for goal in load.slo.of("e2e"))
 
     def queued_floor(self, worker: Worker, rate: float) -> int | None:
         """A count no larger than a colocated pool's `least`: its queue with the floor's service, equal for all, is no longer."""
@@ -126,6 +142,13 @@ class Tables:
             return np.logical_and.reduce([rates[0] / workers * service < 1, *met])
 
         return fewest(keeps, self.floor(Role.COLOCATED, worker, rate) or 1)
+
+
+def _quickest(floors: Floors, spaces: Mapping[Role, RoleSpace]) -> tuple[Array | float, float]:
+    """Seconds below which no prefill candidate computes a prompt, by length point, and no decode candidate makes a token."""
+    prompts = [floors.prefill_seconds(worker) for worker in spaces[Role.PREFILL].workers]
+    steps = [floors.lone_step(worker) for worker in spaces[Role.DECODE].workers]
+    return np.min(prompts, axis=0) if prompts else 0.0, min(steps, default=0.0)
 
 
 @dataclass
@@ -328,6 +351,8 @@ def size_pair(
     """The cheapest sizing of one pair over all its boundaries, below `below` USD/h. Among equals the simplest boundary."""
     mine, theirs = prefill.candidates[row], decode.candidates[column]
     first, second = tables.prefill_stage(mine.worker), tables.decode_stage(theirs.worker)
+    if not idle_in_time(first, second):
+        return None
     counts = prefill.counts[row] or 1, decode.counts[column] or 1
     bound = mine.share_per_hour(counts[0]) + theirs.share_per_hour(counts[1])
     if mine.offer != theirs.offer:

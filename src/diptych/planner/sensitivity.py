@@ -198,7 +198,7 @@ def _at_lengths(finalists: Finalists, lengths: Lengths) -> str:
     if lengths.max_context > finalists.ask.model.max_context:
         lengths = replace_isl(lengths, finalists.ask.model.max_context)
     ask = replace(finalists.ask, lengths=lengths)
-    return replace(finalists, ask=ask).answer(tables=Tables.of(ask))
+    return replace(finalists, ask=ask).answer(tables=Tables.of(ask, finalists.spaces))
 
 
 def replace_isl(lengths: Lengths, most: float) -> Lengths:

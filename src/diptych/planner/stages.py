@@ -33,12 +33,17 @@ Margins = dict[str, Array]
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """What a stage is judged under: the lengths, the SLO, the steps of the rate, the tiers beyond HBM."""
+    """What a stage is judged under: the lengths, the SLO, the steps of the rate, the tiers beyond HBM.
+
+    `quickest` bounds what the other stage does to a request's end-to-end time: seconds of the prompt by length point, (K,) or 0,
+    and of a token.
+    """
 
     lengths: Lengths
     slo: SLO
     steps: Steps
     tiers: Mapping[TierKind, MemoryTier] = field(default_factory=dict)
+    quickest: tuple[Any, float] = (0.0, 0.0)
 
     @property
     def cv2(self) -> float:
@@ -94,13 +99,20 @@ class PrefillStage:
         """Whether a pool keeps every TTFT promise when the handoff is free."""
         rates, goals = self.load.steps.at(PROMPTS, rate, workers), self.load.slo.of("ttft")
         delay, busy = self.delay(rates, workers), self.pool.utilisation(rates, workers)[0] < 1
-        return np.logical_and.reduce([busy, *(delay.keeps(goal.quantile, goal.limit) >= 0 for goal in goals)])
+        kept = [delay.keeps(goal.quantile, goal.limit) >= 0 for goal in goals]
+        return np.logical_and.reduce([busy, *kept, *self._in_time(delay)])
+
+    def _in_time(self, delay: Delay) -> list[Any]:
+        """Whether end-to-end promises hold when every answer comes as fast as any worker makes it."""
+        longer = delay.after(answer_seconds(self.load, self.load.quickest[1]))
+        return [longer.keeps(goal.quantile, goal.limit) >= 0 for goal in self.load.slo.of("e2e")]
 
     @cached_property
     def hopeless(self) -> bool:
-        """Whether even an idle pool misses a TTFT promise."""
+        """Whether even an idle pool misses a promise."""
         alone = Delay(self.pool.service, self.load.lengths.weight, no_wait(), no_wait())
-        return any(bool(alone.keeps(goal.quantile, goal.limit) < 0) for goal in self.load.slo.of("ttft"))
+        late = any(bool(alone.keeps(goal.quantile, goal.limit) < 0) for goal in self.load.slo.of("ttft"))
+        return late or not all(self._in_time(alone))
 
     def least(self, rate: float) -> int | None:
         """The fewest workers that keep every TTFT promise at `rate` when the handoff is free."""
@@ -183,13 +195,25 @@ class DecodeStage:
         """The fewest workers that keep every TPOT promise at `rate` and hold the KV."""
         if self.hopeless:
             return None
-        return fewest(lambda workers: kept(self.margins(rate, workers)), fluid(rate, self.capacity))
+        return fewest(lambda workers: self._keeps(rate, workers), fluid(rate, self.capacity))
+
+    def _keeps(self, rate: float, workers: Any) -> Any:
+        state = self.balance(rate, workers)
+        margins, fits = self.judged(state, workers, 1.0, 0.0)
+        return np.logical_and.reduce([kept(margins), *self._in_time(state.tpot_mean, self.load.steps, fits)])
+
+    def _in_time(self, tpot: Any, steps: Steps | None = None, fits: Any = True) -> list[Any]:
+        """Whether end-to-end promises hold when every prompt is computed as fast as any worker does it, and nothing waits."""
+        sure = self.load.quickest[0] + answer_seconds(self.load, tpot)
+        whole = Delay(sure, self.load.lengths.weight, no_wait(), no_wait(), steps)
+        return [whole.keeps(goal.quantile, goal.limit, fits) >= 0 for goal in self.load.slo.of("e2e")]
 
     @cached_property
     def hopeless(self) -> bool:
-        """Whether one lone sequence already misses a TPOT promise, or does not fit."""
+        """Whether one lone sequence already misses a promise, or does not fit."""
         lone = float(self.pool.step(1.0))
-        return self.capacity <= 0 or any(lone > goal.limit for goal in self.load.slo.of("tpot"))
+        slow = any(lone > goal.limit for goal in self.load.slo.of("tpot")) or not all(self._in_time(lone))
+        return self.capacity <= 0 or slow
 
 
 class ColocatedStage:
