@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -203,3 +205,18 @@ def test_one_schema_serves_push_and_pull(ownership: Ownership, words: tuple[Mess
                 take(Event.ACKNOWLEDGED)
     assert state is State.RELEASED
     assert asked[-1] is Effect.FREE_SOURCE
+
+
+def test_the_page_tells_every_message_in_words_of_the_rules() -> None:
+    page = (Path(__file__).parents[3] / "docs/wire.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.M))
+    assert [tag for tag in rows if tag in TAGS] == TAGS
+    named = {word for tag in TAGS for word in re.findall(r"\b[A-Z]{4,}(?:_[A-Z]+)*\b", rows[tag])}
+    known = {*Event.__members__, *Effect.__members__}
+    assert named <= known, named - known
+    assert {event.name for event in Event} - named == {"ROUTED"}, (
+        "every event but the gateway's own is told by a message"
+    )
+
+
+TAGS = [str(kind.__struct_config__.tag) for kind in get_args(Said)]
