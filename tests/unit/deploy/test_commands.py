@@ -292,7 +292,7 @@ def test_no_file_is_read_without_leave(tmp_path, monkeypatch):
         ("--block-size $SIZE", "prefill --block-size", "$SIZE, which is set outside this text"),
         ("--kv-cache-dtype=$KV", "prefill --kv-cache-dtype", "$KV, which is set outside this text"),
         ("$EXTRA", "prefill", "$EXTRA is set outside this text"),
-        ("extra words", "prefill", "belongs to no flag"),
+        ("extra words", "prefill", "2 words that belong to no flag"),
         ("--kv-transfer-config." + "a." * 20 + "b 1", "prefill", "more than 16 keys"),
         ("--kv-transfer-config " + "[" * 100, "prefill --kv-transfer-config", "is not JSON"),
         ("\\ \n --block-size 64", "prefill", "a space after the backslash"),
@@ -302,6 +302,7 @@ def test_what_an_engine_would_refuse_is_named_with_its_place(flags, where, says)
     first = findings_of(f"vllm serve m {flags}")[0]
     assert first.where == where
     assert says in str(first)
+    assert len(findings_of(f"vllm serve m {flags}")) == 1
 
 
 def test_a_flag_of_another_engine_is_no_flag_of_this_one():
@@ -324,6 +325,21 @@ def test_what_is_set_outside_is_left_as_the_engine_has_it_and_told_apart_from_mi
     assert config.written["tp"] == "$TP"
     assert notes.mistakes == []
     assert len(notes.unknown) == 4
+
+
+def test_a_number_set_outside_is_not_kept_as_text_for_rules_to_stumble_over():
+    notes = Notes()
+    text = (
+        "python -m sglang.launch_server --model m --disaggregation-bootstrap-port $PORT --num-reserved-decode-tokens x"
+    )
+    config = read_command(text, notes=notes)
+    assert config.options == {}
+    assert (len(notes.mistakes), len(notes.unknown)) == (1, 1)
+    router = "python -m sglang_router.launch_router --retry-max-retries $N --prefill http://$P:1 $B --mini-lb"
+    assert read_script(f"{text}\n{router}", "run.sh").router.settings == {
+        "prefill": (("http://$P:1", "$B"),),
+        "mini-lb": True,
+    }
 
 
 def test_settings_after_an_unknown_flag_are_still_read():

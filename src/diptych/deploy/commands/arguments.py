@@ -21,7 +21,7 @@ MAX_HINTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a flag was given. `value` is None when the text leaves it to something outside the file (`known` False)."""
+    """What a flag was given. `value` is None where it is set outside the text (`known` False) or was a mistake."""
 
     flag: Flag
     value: Any
@@ -180,7 +180,7 @@ class _Parser:
             if word.known:
                 self._find(self._place(word, f"--{flag.name}"), _refusal(flag, word.text), _expected(flag))
             text = "(not JSON)" if flag.kind is Kind.JSON else word.text
-            self._keep(flag, None, text, word, known=False)
+            self._keep(flag, None, text, word, word.known)
             return
         self._keep(flag, value, word.text, word, word.known)
 
@@ -203,8 +203,8 @@ class _Parser:
     def _keep(self, flag: Flag, value: Any, text: str, word: Word, known: bool = True) -> None:
         if is_secret(flag.name) and flag.kind not in (Kind.SWITCH, Kind.BOOLEAN):
             value, text = HIDDEN, HIDDEN
-        elif isinstance(value, str):
-            value, text = hidden(flag.name, value), hidden(flag.name, text)
+        elif isinstance(value, str | None):
+            value, text = value and hidden(flag.name, value), hidden(flag.name, text)
         elif flag.kind is Kind.JSON and isinstance(value, dict | list):
             value = hidden_inside(value)
             text = json.dumps(value) if HIDDEN in json.dumps(value) else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -97,18 +98,14 @@ def roles_of_router(roles: Sequence[RoleConfig], router: Router | None) -> list[
 
 def named_roles(roles: Sequence[RoleConfig]) -> list[RoleConfig]:
     """Each role with a name of its own: the one that it has, else its role, numbered where there are several."""
+    nameless = Counter(config.role for config in roles if not config.name)
     named: list[RoleConfig] = []
+    counted: Counter[Role] = Counter()
     for config in roles:
-        alike = [other for other in roles if other.role is config.role and not other.name]
-        number = (
-            f"-{sum(other is not config for other in alike[: _position(alike, config)]) + 1}" if len(alike) > 1 else ""
-        )
+        counted[config.role] += not config.name
+        number = f"-{counted[config.role]}" if nameless[config.role] > 1 else ""
         named.append(config if config.name else replace(config, name=f"{config.role}{number}"))
     return named
-
-
-def _position(configs: Sequence[RoleConfig], config: RoleConfig) -> int:
-    return next((at for at, other in enumerate(configs) if other is config), 0)
 
 
 def _by_port(config: RoleConfig, ports: dict[Role, set[int | None]]) -> Role:

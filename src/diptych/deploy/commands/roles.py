@@ -13,6 +13,7 @@ from diptych.deploy.commands.flags import FlagTable, flag_table
 from diptych.deploy.commands.launch import Launch, version_of
 from diptych.deploy.commands.statements import Word, placed
 from diptych.deploy.commands.trtllm import trtllm_settings
+from diptych.deploy.commands.variables import with_variables
 from diptych.deploy.notes import Notes
 from diptych.deploy.secrets import HIDDEN, hidden, is_secret, without_user
 from diptych.design.axes import Role
@@ -116,7 +117,6 @@ def role_config(launch: Launch, reading: Reading, notes: Notes) -> RoleConfig:
     engine, launcher = ENGINES[launch.program]
     table = flag_table(launch.program)
     arguments = _arguments(launch, table, reading, notes)
-    _from_environment(arguments, launch, table)
     if launch.program == "dynamo.vllm":
         _without_connector_flag(arguments, notes)
     config = RoleConfig(
@@ -144,30 +144,19 @@ def _arguments(launch: Launch, table: FlagTable, reading: Reading, notes: Notes)
     if config is not None and launch.program in ("vllm", "sglang", "dynamo.sglang"):
         path = Word(config.text, config.where, config.known)
         arguments = parse_arguments((*words_of_config(path, reading.base, table, notes), *launch.words), table)
+    arguments = with_variables(arguments, launch, table)
     notes.mistakes += arguments.notes.mistakes
     notes.unknown += arguments.notes.unknown
-    for word in _stray(arguments, launch):
-        notes.mistake(word.where, "a word that belongs to no flag", "a flag before it, or its quotes")
+    stray = _stray(arguments, launch)
+    if stray:
+        many = "a word that belongs" if len(stray) == 1 else f"{len(stray)} words that belong"
+        notes.mistake(stray[0].where, f"{many} to no flag", "a flag before it, or its quotes")
     return arguments
 
 
 def _stray(arguments: Arguments, launch: Launch) -> list[Word]:
     """Words that are neither a flag's value nor the model that some programs take first."""
     return arguments.positionals[1:] if flag_table(launch.program).takes_model else arguments.positionals
-
-
-def _from_environment(arguments: Arguments, launch: Launch, table: FlagTable) -> None:
-    """Dynamo's flags that a variable sets where the command does not."""
-    for flag in table.spellings.values():
-        value = launch.env.get(flag.env) if flag.env else None
-        if value is not None and flag.name not in arguments.given:
-            word = Word(
-                f"--{flag.name}={value.text or value.source}",
-                launch.env_places.get(flag.env, launch.where),
-                bool(value.text),
-            )
-            read = _as_argument(word, table)
-            arguments.given.update(read.given)
 
 
 def _without_connector_flag(arguments: Arguments, notes: Notes) -> None:
@@ -177,22 +166,14 @@ def _without_connector_flag(arguments: Arguments, notes: Notes) -> None:
         notes.mistake(given.place, "--connector is refused by dynamo.vllm", "--kv-transfer-config")
 
 
-def _as_argument(word: Word, table: FlagTable) -> Arguments:
-    name, _, text = word.text.partition("=")
-    match = table.match(name)
-    if match is not None and match.flags[0].kind in ("switch", "boolean"):
-        is_on = text.strip().casefold() in ("1", "true", "yes", "on")
-        return parse_arguments([Word(name, word.where)] if is_on else [], table)
-    return parse_arguments([word], table)
-
-
 def _hidden(name: str, value: EnvValue) -> EnvValue:
     if value.text and is_secret(name):
         return EnvValue(source=HIDDEN)
     return EnvValue(text=hidden(name, value.text), source=value.source)
 
 
-_UNIMPORTANT = frozenset({"host", "port", "served_name"})
+_QUIET = frozenset({"host", "port", "served_name", "config", "kv-transfer-config", "extra-engine-args"})
+"""Not worth a word when they are set outside: addresses and names, and what has a note of its own."""
 
 
 def _with_fields(config: RoleConfig, arguments: Arguments, launch: Launch, notes: Notes) -> RoleConfig:
@@ -204,13 +185,13 @@ def _with_fields(config: RoleConfig, arguments: Arguments, launch: Launch, notes
     for name, given in arguments.given.items():
         setting = fields.get(name, name)
         places[setting] = given.place
-        if name not in fields:
-            options[name] = given.value if given.value is not None else given.text
-            continue
-        written[setting] = given.text
-        if given.value is not None:
+        if name in fields:
+            written[setting] = given.text
+        if given.value is not None and name in fields:
             values[setting] = _field_value(name, given)
-        elif not given.known and setting not in _UNIMPORTANT:
+        elif given.value is not None:
+            options[name] = given.value
+        elif not given.known and setting not in _QUIET:
             notes.not_known(given.place, f"--{name} is {given.text}, which is set outside this text", "its value")
     if arguments.positionals and flag_table(launch.program).takes_model:
         model = arguments.positionals[0]
@@ -237,7 +218,7 @@ def _vllm(config: RoleConfig, arguments: Arguments, notes: Notes) -> RoleConfig:
     connector = None
     places, written = dict(config.places), dict(config.written)
     if transfer is not None:
-        options.pop("kv-transfer-config")
+        options.pop("kv-transfer-config", None)
         places["connector"], written["connector"] = transfer.place, transfer.text
         connector = _connector(transfer, notes)
     attention = arguments.value("attention-config")
@@ -256,15 +237,15 @@ def _vllm(config: RoleConfig, arguments: Arguments, notes: Notes) -> RoleConfig:
     )
 
 
-def _connector(given: Given, notes: Notes) -> Connector | None:
+def _connector(given: Given, notes: Notes) -> Connector:
+    """The connector; one without a name where it cannot be told."""
     if isinstance(given.value, Mapping):
         return connector_of(given.value)
     if not given.known:
         notes.not_known(given.place, "--kv-transfer-config is set outside this text", "its JSON")
-        return Connector("")
-    if given.value is not None:
+    elif given.value is not None:
         notes.mistake(given.place, "--kv-transfer-config is not a JSON object", '{"kv_connector": ..., "kv_role": ...}')
-    return None
+    return Connector("")
 
 
 def connector_of(fields: Mapping[str, Any]) -> Connector:

@@ -8,8 +8,9 @@ from diptych.deploy.commands.arguments import is_flag, parse_arguments
 from diptych.deploy.commands.flags import flag_table
 from diptych.deploy.commands.launch import Launch
 from diptych.deploy.commands.statements import Word
+from diptych.deploy.commands.variables import with_variables
 from diptych.deploy.notes import Notes
-from diptych.deploy.secrets import HIDDEN, hidden, is_secret, without_user
+from diptych.deploy.secrets import HIDDEN, is_secret, without_user
 from diptych.engines.deployment import Router
 
 ROUTERS = frozenset({"vllm-router", "sglang_router", "dynamo.frontend"})
@@ -20,25 +21,12 @@ def router_of(launch: Launch, notes: Notes) -> Router:
     if launch.program not in ROUTERS:
         return _proxy(launch)
     table = flag_table(launch.program)
-    arguments = parse_arguments(launch.words, table)
+    arguments = with_variables(parse_arguments(launch.words, table), launch, table)
     notes.mistakes += arguments.notes.mistakes
     notes.unknown += arguments.notes.unknown
-    settings = {
-        name: _shown(given.value if given.value is not None else given.text) for name, given in arguments.given.items()
-    }
+    settings = {name: _shown(given.value) for name, given in arguments.given.items() if given.value is not None}
     places = {name: given.place for name, given in arguments.given.items()}
-    for flag in table.spellings.values():
-        value = launch.env.get(flag.env) if flag.env else None
-        if value is not None and flag.name not in settings:
-            settings[flag.name] = _from_environment(flag.kind, flag.name, value.text or value.source)
-            places[flag.name] = launch.env_places.get(flag.env, launch.where)
     return Router(launch.program, settings, places)
-
-
-def _from_environment(kind: str, name: str, text: str) -> Any:
-    if kind in ("switch", "boolean"):
-        return text.strip().casefold() in ("1", "true", "yes", "on")
-    return int(text) if kind == "int" and text.isdigit() else hidden(name, text)
 
 
 def _proxy(launch: Launch) -> Router:
