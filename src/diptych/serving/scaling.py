@@ -20,7 +20,7 @@ class Signal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A pool as a rule sees it: the signal's value, workers that serve, and workers ordered but not there yet."""
+    """A pool as a rule sees it: the signal's value, workers that are up, and workers ordered but not there yet."""
 
     value: float
     workers: int
@@ -48,6 +48,8 @@ class Scaling:
         """
         if since < self.cooldown:
             return 0
+        if look.workers + look.coming < self.least:
+            return 1  # somebody was lost
         if look.value > self.high and look.workers + look.coming < self.most:
             return 1
         if look.value < self.low and look.workers > self.least and not look.coming:

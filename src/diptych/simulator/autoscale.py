@@ -42,11 +42,12 @@ class Autoscaler:
         if change is not None:
             self.last = now
             self.operations.order(change, now)
-        if self.operations.more or self.operations.gateway.live:
+        operations, gateway = self.operations, self.operations.gateway
+        if operations.more or operations.pending or len(gateway.live) > len(gateway.held):
             self.cluster.clock.at(now + ps(self.rule.every), LOOK, self._look)
 
     def _seen(self, role: Role, now: int) -> Look:
-        pool = self.cluster.pools[role]
+        pool = [worker for worker in self.cluster.pools[role] if worker.up]
         workers = max(len(pool), 1)
         coming = self.operations.coming.get(role, 0)
         if self.rule.signal is Signal.QUEUE:

@@ -35,7 +35,7 @@ class PredictedOutlook:
             min(request.todo, worker.rules.budget), request.todo * min(request.todo, worker.rules.budget)
         )
         own = own * max(1, -(-request.todo // worker.rules.budget))
-        total = worker.load * per_token + own
+        total = worker.load * per_token * worker.pace + own
         if request.source is not None:
             route, crossing = self.cluster.between(request.source, request.target)
             if request.todo >= len(crossing.bytes):

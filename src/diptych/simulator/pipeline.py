@@ -9,7 +9,7 @@ so, since a stage that has done a chunk holds its layers' KV, which is all that 
 from __future__ import annotations
 
 from collections import deque
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from diptych.serving.batching import BatchRules
@@ -52,6 +52,11 @@ class PipelinedWorker(VirtualWorker):
         self.upto = tuple(accumulate(stage_layers(member.model.num_layers, member.parallelism.pp)))
         self.ends = [0] * len(self.upto)  # when each stage is done with what it has
         self.flights: deque[list[Request]] = deque()  # prompts that each step on its way completes
+
+    @property
+    def pace(self) -> float:
+        """The slowest stage's share of a step."""
+        return max(b - a for a, b in pairwise((0, *self.upto))) / self.upto[-1]
 
     def begin(self, now: int, early: bool = False) -> None:
         """The next step enters the first stage; decodes and conversions wait for an empty pipeline."""

@@ -116,6 +116,11 @@ class VirtualWorker(Batch[Request]):
         self.convert: Callable[[Request], int] | None = None  # ps of converting a prompt before it leaves
         self.stream: Callable[[Request, int, int, int], None] | None = None  # told of chunks whose KV may leave early
 
+    @property
+    def pace(self) -> float:
+        """Share of a prompt's time after which the next one may begin."""
+        return 1.0
+
     # --- events -----------------------------------------------------------------------------------------------------
 
     def take(self, request: Request, now: int) -> None:

@@ -23,6 +23,7 @@ from diptych.metrics.measurements import Measurements
 from diptych.metrics.record import Outcome
 from diptych.metrics.summary import summarise
 from diptych.perf.queueing import two_stage_response
+from diptych.serving.admission import Admission
 from diptych.serving.fallback import Fallback
 from diptych.serving.ownership import Heartbeats
 from diptych.simulator.demand import Requests
@@ -242,3 +243,15 @@ def test_mishaps_are_read() -> None:
         ["client cancels 5%", "clients cancel 30% within 2s @10s for 5s", "link prefill[1]->decode corrupts 1% @3s"]
     )
     assert found == (Cancels(0.05), Cancels(0.3, 2.0, 10.0, 5.0), LinkCorrupts(0.01, 3.0, prefill=1))
+
+
+def test_early_rejection_knows_that_a_pipeline_overlaps() -> None:
+    """A queue before four stages is a quarter as long as its work: as many are taken as keep the limit, not a quarter of them."""
+    requests = poisson(600, 250.0, 8, isl=1500)
+    taken = {}
+    for stages in (1, 4):
+        policy = Policy(kv_blocks=10**7, admission=Admission(ttft=0.6))
+        run = simulate(pipelined(stages, max_batched_tokens=512), requests, PERF, policy=policy).requests
+        taken[stages] = float(np.mean(run.finished))
+        assert float(np.quantile(run.ttft_prefill[run.finished], 0.9)) < 0.9
+    assert taken[4] > 2 * taken[1], taken

@@ -32,6 +32,7 @@ RULE = Scaling(Signal.BUSY, 0.3, 0.8, least=1, most=4, every=5.0, cooldown=30.0)
         (Look(0.5, 2, 0), 31.0, 0),
         (Look(0.1, 2, 0), 31.0, -1),
         (Look(0.1, 1, 0), 31.0, 0),
+        (Look(0.0, 0, 0), 31.0, 1),  # the last one was lost
         (Look(0.1, 2, 1), 31.0, 0),  # never gives back while it waits for one
     ],
 )
@@ -59,6 +60,15 @@ def test_a_pool_grows_into_its_load_and_shrinks_after_it() -> None:
     assert min(seconds for _, seconds in running) < 0.8 * run.duration, "somebody was drained"
     rush = run.requests.arrival < busy.arrival[-1]
     assert np.mean(run.requests.ttft[rush]) < np.mean(fixed.requests.ttft[rush])
+
+
+def test_a_rule_replaces_what_was_lost_and_stops_when_nothing_is_left_to_do() -> None:
+    faults = parse_changes(["colocated pool dies @2s", "colocated scales 1..1 by busy 5%..99% every 1s cooldown 2s"])
+    run = simulate(colocated(1), poisson(200, 40.0, 1), PERF, faults=faults, policy=Policy(start_up=3.0))
+    assert int(np.sum(run.requests.finished)) == 200
+    assert moves(run) == 1
+    late = parse_changes(["colocated pool dies @6s", "colocated scales 1..2 by busy 5%..99% every 1s cooldown 1h"])
+    assert simulate(colocated(1), poisson(20, 20.0, 1), PERF, faults=late).duration < 10, "it comes to an end"
 
 
 def drift(band: str, cooldown: str) -> Measurements:
