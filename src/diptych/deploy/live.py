@@ -17,6 +17,7 @@ from diptych.deploy.commands.roles import FIELDS, connector_of
 from diptych.deploy.fetch import TIMEOUT, Server, Unreachable, get, get_json, server
 from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.secrets import HIDDEN, hidden, hidden_inside, is_secret
+from diptych.deploy.typed import of_their_types
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Engine, version
@@ -216,15 +217,17 @@ def _with_configuration(config: RoleConfig, target: Server, whole: Mapping[str, 
     if isinstance(speculative, Mapping):
         kept = ("method", "model", "num_speculative_tokens")
         values["speculative"] = {name: speculative[name] for name in kept if speculative.get(name) is not None}
+    speculation = values.pop("speculative", {})
     return replace(
         config,
-        **values,
+        **of_their_types(values),
+        speculative=speculation,
         connector=connector,
         role={"kv_producer": Role.PREFILL, "kv_consumer": Role.DECODE}.get(
             connector.role if connector else "", config.role
         ),
         env={**config.env, **dict(_environment(env))},
-        places={**config.places, **dict.fromkeys((*values, "connector"), place)},
+        places={**config.places, **dict.fromkeys((*values, "connector", "speculative"), place)},
     )
 
 
@@ -261,24 +264,12 @@ def _sglang(target: Server, role: Role, said: Mapping[str, Any], path: str) -> R
     names = [*values, *options, "version"]
     return replace(
         config,
-        **_checked(values),
+        **of_their_types(values),
         role={"prefill": Role.PREFILL, "decode": Role.DECODE}.get(mode, role),
         ep=int(said.get("ep_size") or 1) > 1,
         options=dict(sorted(options.items())),
         places={**config.places, **dict.fromkeys(names, place)},
     )
-
-
-def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of the types that the fields have; a server that answers otherwise is not believed."""
-    numbers = {"block_size", "tp", "pp", "dp", "dcp", "pcp", "max_seqs", "max_batched_tokens", "max_model_len"}
-    switches = {"prefix_caching"}
-    kept = {}
-    for name, value in values.items():
-        wanted = int if name in numbers else bool if name in switches else str
-        if isinstance(value, wanted) and (wanted is not int or not isinstance(value, bool)):
-            kept[name] = value
-    return kept
 
 
 def _shown(name: str, value: Any) -> Any:
@@ -301,7 +292,7 @@ def _bootstrap(target: Server, said: Mapping[str, Any], notes: Notes) -> RoleCon
     port = said.get("prefill_http_port")
     return replace(
         config,
-        **_checked(values),
+        **of_their_types(values),
         port=port if isinstance(port, int) else None,
         options=options,
         places={**config.places, **dict.fromkeys([*values, *options], target.place("/route"))},

@@ -244,6 +244,13 @@ def test_tensorrt_llm_settings_come_from_flags_json_and_dots():
     assert config.options["kv_cache_config"] == {"dtype": "fp8", "tokens_per_block": 64}
 
 
+def test_tensorrt_llm_settings_of_a_wrong_type_are_left_out():
+    config = role_of(
+        "python3 -m dynamo.trtllm --model m --trtllm.kv_cache_config.tokens_per_block x --trtllm.kv_cache_config.dtype 5"
+    )
+    assert (config.block_size, config.kv_cache_dtype) == (None, "auto")
+
+
 def test_speculation_and_attention_are_found_in_their_json_too():
     config = role_of("""vllm serve m -sc '{"method":"eagle3","model":"d"}' --spec-tokens 3 -ac.backend FLASHINFER""")
     assert config.speculative == {"method": "eagle3", "model": "d", "num_speculative_tokens": 3}

@@ -322,6 +322,25 @@ def test_values_of_the_wrong_type_are_not_believed():
     assert (config.tp, config.block_size, config.kv_cache_dtype, config.version) == (1, None, "auto", None)
 
 
+def test_values_of_the_wrong_type_are_not_believed_of_vllm_either():
+    wrong = {
+        "cache_config": {"block_size": "64"},
+        "parallel_config": {"tensor_parallel_size": True, "enable_expert_parallel": 1},
+        "model_config": {"model": 5},
+        "kv_transfer_config": [],
+        "speculative_config": 7,
+    }
+    with serving({**vllm(), "/server_info": {"vllm_config": wrong}}) as (url, _):
+        (config,) = probe([url]).roles
+    assert (config.tp, config.ep, config.block_size, config.model, config.connector) == (
+        1,
+        False,
+        16,
+        "Qwen/Qwen3-32B",
+        None,
+    )
+
+
 def test_labels_with_quotes_and_commas_are_read():
     line = 'vllm:cache_config_info{a="x,\\"y\\"",block_size="16"} 1.0'
     assert cache_labels(line) == [{"a": 'x,\\"y\\"', "block_size": "16"}]

@@ -13,6 +13,7 @@ from diptych.deploy.commands.config_file import documents_below
 from diptych.deploy.commands.statements import Word
 from diptych.deploy.notes import Notes
 from diptych.deploy.safe_yaml import Node
+from diptych.deploy.typed import of_their_types
 from diptych.engines.role import RoleConfig
 
 FILES = ("config", "extra-engine-args")
@@ -54,6 +55,7 @@ def with_engine_args(config: RoleConfig, extra: Mapping[str, Any], places: Mappi
     inner = cache if isinstance(cache, Mapping) else {}
     found = {_FIELDS[name]: value for name, value in extra.items() if name in _FIELDS and value is not None}
     found |= {setting: inner[name] for name, setting in _CACHE.items() if inner.get(name) is not None}
+    found = of_their_types(found)
     named = {_FIELDS.get(name, name): places[name] for name in extra if name in places}
     named |= {setting: places[name] for name, setting in _CACHE.items() if setting in found and name in places}
     options = merged(config.options, {name: value for name, value in extra.items() if name not in _FIELDS})

@@ -1,0 +1,22 @@
+"""Settings of others by field, kept where they have the type of it: neither a file nor a server is believed to be well formed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NUMBERS = frozenset(
+    ("block_size", "tp", "pp", "dp", "dcp", "pcp", "max_seqs", "max_batched_tokens", "max_model_len", "replicas")
+)
+SWITCHES = frozenset({"ep", "prefix_caching", "hybrid_kv_manager"})
+
+
+def of_their_types(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values whose type is that of their field of `RoleConfig`: a whole number, a switch, or text."""
+    return {name: value for name, value in values.items() if _fits(name, value)}
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name in NUMBERS:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, bool if name in SWITCHES else str)
