@@ -181,11 +181,20 @@ class Asking:
         """'fp8' or 'w=fp8 a=bf16 kv=fp8', any part left out stays free."""
         if text is None:
             return None
-        parts = dict(part.split("=", 1) for part in re.split(r"[\s,]+", text.strip()) if "=" in part)
+        pairs = [part.split("=", 1) for part in re.split(r"[\s,]+", text.strip()) if "=" in part]
+        parts = dict(pairs)
         if not parts:
             dtype = self.member(where, text, Dtype)
             return {"weights": dtype, "activations": dtype} if dtype else None
         names = {"w": "weights", "a": "activations", "kv": "kv", "weights": "weights", "activations": "activations"}
+        given = [names[key] for key, _ in pairs if key in names]
+        for name in dict.fromkeys(given):
+            if given.count(name) > 1:
+                self.say(
+                    where,
+                    f"{name} are given {given.count(name)} times in {text!r}",
+                    "one format for each of w, a and kv",
+                )
         unknown = [key for key in parts if key not in names]
         if unknown:
             self.say(where, f"unknown part {', '.join(unknown)!r} in {text!r}", "w=, a= and kv=")
@@ -200,6 +209,9 @@ class Asking:
             self.say(where, f"cannot read {text!r}", "a text such as tp4 or tp4·pp2")
             return None
         sizes = {name: int(size) for name, size in parts}
+        if len(sizes) < len(parts):
+            self.say(where, f"a size is given twice in {text!r}", "each of tp, pp, ep and dp once")
+            return None
         if min(sizes.values()) < 1:
             self.say(where, f"a size of 0 in {text!r}", "sizes from 1")
             return None

@@ -75,7 +75,8 @@ _SIZED = {
 def _budget(ask: Ask, best: Option) -> CheckItem:
     title, bill = "Is it within the budget?", format_usd(best.usd_per_hour)
     if ask.budget is None:
-        return CheckItem(title, "unknown", f"no budget was given; the bill is {bill} USD/h")
+        told = f"the bill is {bill} USD/h" if best.usd_per_hour else "no prices were given, so the bill is unknown"
+        return CheckItem(title, "unknown", f"no budget was given; {told}")
     status = "yes" if best.usd_per_hour <= ask.budget * (1 + 1e-9) else "no"
     return CheckItem(title, status, f"{bill} of {format_usd(ask.budget)} USD/h")
 
@@ -197,5 +198,6 @@ def _fallback(best: Option, fallback: Option | None) -> CheckItem:
         return CheckItem(title, "yes", "colocated workers need no peer; shed load above the knee")
     if fallback is None:
         return CheckItem(title, "no", "no colocated fleet keeps this SLO", "shed load when the handoff fails")
-    lasting = f"{fallback.label} at {format_usd(fallback.usd_per_hour)} USD/h"
+    priced = f" at {format_usd(fallback.usd_per_hour)} USD/h" if fallback.usd_per_hour else ""
+    lasting = f"{fallback.label}{priced}"
     return CheckItem(title, "yes", f"prefill on the decode side while the handoff fails; for good: {lasting}")

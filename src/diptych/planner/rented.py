@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from diptych.design.axes import Role, Worker
 from diptych.perf.memory import memory_plan
+from diptych.planner.ask import OWNED
 from diptych.planner.enumerate import Candidate
 from diptych.planner.meeting import Sized
 from diptych.planner.plan import MemberPlan, PoolPlan, Trust
@@ -62,7 +63,8 @@ def sized_member(sized: Sized | Pooled, role: Role, seats: float) -> MemberPlan:
 
 
 def member_plan(candidate: Candidate, workers: int, instances: int, usd: float, seats: float) -> MemberPlan:
-    """Equal workers as the plan shows them; `seats` per worker set the batch limit unless it is pinned."""
+    """Equal workers as the plan shows them; `seats` per worker set the batch limit unless it is pinned. What is owned is not
+    rented whole, so nothing of it is paid for and idle."""
     worker, offer = candidate.worker, candidate.offer
     used = workers * worker.accelerators
     return MemberPlan(
@@ -70,7 +72,7 @@ def member_plan(candidate: Candidate, workers: int, instances: int, usd: float, 
         workers=workers,
         accelerators=used,
         instances=instances,
-        idle_accelerators=max(instances * offer.gpus - used, 0),
+        idle_accelerators=max(instances * offer.gpus - used, 0) if offer.provider != OWNED else 0,
         offer=offer.instance,
         provider=offer.provider,
         usd_per_hour=usd,

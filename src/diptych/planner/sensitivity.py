@@ -24,6 +24,7 @@ from diptych.planner.search import Found, Tables, search
 from diptych.workload.lengths import Lengths
 
 HALVINGS = 5
+NOTHING = "no fleet"
 GRID = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0, 10.0)
 
 
@@ -63,10 +64,10 @@ class Finalists:
 
 
 def winner(found: Found) -> str:
-    """What won a search, in the words a person would use; 'nothing' when no fleet keeps the SLO."""
+    """What won a search, in the words a person would use; `NOTHING` when no fleet keeps the SLO."""
     apart, together = found.best_apart(), found.best_together
     if apart is None and together is None:
-        return "nothing"
+        return NOTHING
     if apart is None or (together is not None and together.usd_per_hour <= apart.usd_per_hour):
         assert together is not None
         return f"{together.candidate.worker.accelerator.name} colocated"
@@ -111,12 +112,19 @@ def _walk(axis: str, unit: str, now: float, at: Callable[[float], str], here: st
             edge, there = _halve(at, here, there, inside, factor)
             value = now * edge
             way = "below" if factor < 1 else "above"
-            sentence = f"{way} a {_word(axis)} of {value:.3g} {unit} the answer is {there}, not {here}"
+            sentence = f"{way} a {_word(axis)} of {value:.3g} {unit} {_follows(there, here)}"
             return Flip(
                 axis, unit, now, value, now * min(factor, inside), now * max(factor, inside), here, there, sentence
             )
         inside = factor
     return None
+
+
+def _follows(there: str, here: str) -> str:
+    """What a flip leads to."""
+    if there == NOTHING:
+        return f"no fleet that was looked at keeps the SLO; until there the answer is {here}"
+    return f"the answer is {there}, not {here}"
 
 
 def _halve(at: Callable[[float], str], here: str, there: str, inside: float, outside: float) -> tuple[float, str]:
@@ -220,7 +228,7 @@ def _hit_rates(finalists: Finalists, here: str) -> Iterator[Flip]:
                 middle = (inside + outside) / 2
                 found = _at_hits(finalists, middle)
                 inside, outside, there = (middle, outside, there) if found == here else (inside, middle, found)
-            sentence = f"above a prefix-hit rate of {outside:.0%} the answer is {there}, not {here}"
+            sentence = f"above a prefix-hit rate of {outside:.0%} {_follows(there, here)}"
             yield Flip("prefix hit rate", "", now, outside, low, high, here, there, sentence)
             return
     yield Flip(

@@ -73,10 +73,15 @@ def verdict(
     ruled: Mapping[Answer, str] | None = None,
     allowed: Callable[[Option], bool] = lambda _: True,
 ) -> Verdict:
-    """Judge `best` against the best of every other kind; `ruled` and `allowed` say what the pins leave out."""
+    """Judge `best` against the best of every other kind; `ruled` and `allowed` say what the pins leave out.
+
+    Fleets without a price save nothing that is known.
+    """
     answer = answer_of(best)
     savings = tuple(
-        saving(best, other, str(kind)) for kind, other in baselines.items() if other is not None and kind is not answer
+        saving(best, other, str(kind))
+        for kind, other in baselines.items()
+        if other is not None and kind is not answer and best.usd_per_hour and other.usd_per_hour
     )
     return Verdict(answer, reason(goal, best, baselines, ruled, allowed), savings)
 

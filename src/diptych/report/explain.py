@@ -10,7 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from diptych.catalog.catalog import Catalog
 from diptych.design.axes import Role
+from diptych.errors import Finding, InvalidInput
 from diptych.planner.plan import Option, ParetoPoint, Plan, RuleCount, Savings, Trust
 from diptych.report import story, words
 from diptych.report.chart_question import flip_value, flips_at
@@ -18,6 +20,9 @@ from diptych.report.tables import table
 from diptych.units import format_seconds, format_usd
 
 MOST_RULES = 12
+_PLAIN = re.compile(
+    r"\d+|(tp|pp|ep|dp)\d+|[wa]=.*|kv.*|local|below|colocated|disaggregated|same-node|conditional|fp\d+|bf16|int\d"
+)
 _MARKS = {"yes": "✓", "partly": "~", "no": "✗", "unknown": "?"}
 
 
@@ -73,10 +78,39 @@ def why_not(plan: Plan, text: str) -> str:
     for point in plan.pareto:
         if _found(point.label, sides):
             return _on_front(point)
+    return _dropped(plan, text, [word for side in sides for word in side])
+
+
+def _dropped(plan: Plan, text: str, wanted: list[str]) -> str:
+    """The rule whose example is what was asked for; else what dropped most, since a plan keeps no list of what it dropped.
+
+    Raises `InvalidInput` for a word that names nothing.
+    """
+    _known(plan, wanted)
+    rules = [rule for rule in (*plan.space.rules, *plan.space.pruned) if rule.dropped]
+    told = next((rule for rule in rules if wanted and _told(rule.example, wanted)), None)
+    if told is not None:
+        name = words.spaced(told.rule)
+        return f"The plan kept no design like {text!r}; rule {name!r}: {words.sentence(told.sentence)} ({told.example})"
+    most = words.listed(words.spaced(rule.rule) for rule in _largest(tuple(rules))[:3])
     return (
-        f"The plan kept no design like {text!r}: a rule dropped it, or a bound proved it worse. "
+        f"The plan kept no design like {text!r}: a rule dropped it, or a bound proved it worse; most were dropped by {most}. "
         "Plan again with it pinned (--prefill, --decode, --decode-tp, ...) to see its numbers or the rule it breaks."
     )
+
+
+def _known(plan: Plan, wanted: list[str]) -> None:
+    catalog, findings = Catalog.load(), []
+    seen = " ".join([*(point.label for point in plan.pareto), *(rule.example for rule in plan.space.rules)])
+    for word in wanted:
+        if _PLAIN.fullmatch(word) or _told(seen, [word]):
+            continue
+        try:
+            catalog.accelerator(word)
+        except InvalidInput as error:
+            findings += [Finding("--why-not", f.problem, f.expected, f.hint) for f in error.findings]
+    if findings:
+        raise InvalidInput(findings)
 
 
 def _split(text: str) -> list[str]:

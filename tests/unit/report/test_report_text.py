@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from sample_plan import colocated_plan, heterogeneous_plan, hostile_plan, owned_plan
 
 from diptych.cli import plan_inputs
+from diptych.errors import InvalidInput
 from diptych.planner.plan import Goal, Plan, json_schema
 from diptych.report import story, words
 from diptych.report.chart_pareto import pareto_charts
@@ -128,10 +129,25 @@ def test_why_not(asked: str, answer: str) -> None:
     assert answer in why_not(heterogeneous_plan(), asked)
 
 
-@pytest.mark.parametrize("asked", ["H10", "H2", "00", "tp", "H100 -> H2"])
+@pytest.mark.parametrize("asked", ["A10", "L4", "00", "H100 -> L4"])
 def test_why_not_takes_words_whole(asked: str) -> None:
     """A name that begins like another is not that other: H20 is not told of an H200."""
     assert "no design like" in why_not(heterogeneous_plan(), asked)
+
+
+@pytest.mark.parametrize(("asked", "hint"), [("H10", "H100"), ("H100 -> L40X", "L40S"), ("tp", ""), ("the best", "")])
+def test_why_not_refuses_what_names_nothing(asked: str, hint: str) -> None:
+    with pytest.raises(InvalidInput, match=hint or "--why-not"):
+        why_not(heterogeneous_plan(), asked)
+
+
+def test_why_not_names_the_rule_whose_example_it_is() -> None:
+    plan = heterogeneous_plan()
+    rule = replace(plan.space.rules[0], example="tp8 over 4 KV heads on B200", dropped=3)
+    plan = replace(plan, space=replace(plan.space, rules=(rule, *plan.space.rules[1:])))
+    told = why_not(plan, "B200 tp8")
+    assert rule.sentence.rstrip(".") in told
+    assert rule.example in told
 
 
 def test_explanation_holds_every_alternative_and_flip() -> None:
