@@ -19,7 +19,7 @@ from diptych.catalog.offer import Offer, PriceBook
 from diptych.design.axes import Parallelism, Precision
 from diptych.design.boundary import Codec, Overlap, Ownership, Placement, Side
 from diptych.design.capability import engine_names
-from diptych.design.constraints import Quality
+from diptych.design.ruling import Quality
 from diptych.errors import Finding, InvalidInput, did_you_mean
 from diptych.metrics.slo import SLO
 from diptych.perf.model import PerfModel

@@ -9,7 +9,8 @@ from itertools import product
 from diptych.catalog.dtype import Dtype
 from diptych.catalog.interconnect import Link
 from diptych.design.boundary import Boundary, Codec, Overlap, Ownership, Placement, Representation, Side
-from diptych.design.constraints import HANDOFF_RULES, KV_RULES, PATH_RULES, Pair, Setting, pair_violations
+from diptych.design.constraints import HANDOFF_RULES, KV_RULES, PATH_RULES, pair_violations
+from diptych.design.ruling import Pair, Setting
 from diptych.perf.transfer import path
 from diptych.planner.ask import Ask
 from diptych.planner.enumerate import Candidate

@@ -14,7 +14,8 @@ import numpy as np
 from diptych.catalog.offer import Offer
 from diptych.design.axes import Role
 from diptych.design.boundary import Boundary, Placement
-from diptych.design.constraints import Setting, pair_violations
+from diptych.design.constraints import pair_violations
+from diptych.design.ruling import Setting
 from diptych.perf.transfer import path
 from diptych.planner.ask import Ask
 from diptych.planner.boundaries import BoundaryAxes, pair_of

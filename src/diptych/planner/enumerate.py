@@ -24,14 +24,11 @@ from diptych.design.constraints import (
     PRECISION_RULES,
     RESIDENCY_RULES,
     SHAPE_RULES,
-    Setting,
-    Violation,
-    WorkerRule,
     first_broken,
-    live_kv_is_in_hbm,
-    pinned_engine_executes_precision,
     sentence,
 )
+from diptych.design.ruling import Setting, Violation, WorkerRule
+from diptych.design.worker_rules import live_kv_is_in_hbm, pinned_engine_executes_precision
 from diptych.perf.memory import kv_capacity, memory_plan
 from diptych.planner.ask import Ask, RolePins
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from diptych.catalog.interconnect import Link, LinkKind
 from diptych.design.boundary import Codec, Ownership
-from diptych.design.constraints import shared_engines
+from diptych.design.kv_rules import shared_engines
 from diptych.perf.transfer import LinkLoad
 from diptych.planner.enumerate import Candidate
 from diptych.planner.goodput import most

@@ -15,7 +15,7 @@ from diptych.catalog.model import Model
 from diptych.catalog.offer import PriceBook
 from diptych.design.axes import Parallelism, Precision, Role, Worker
 from diptych.design.boundary import Placement
-from diptych.design.constraints import Setting
+from diptych.design.ruling import Setting
 from diptych.errors import NoFeasibleDesign
 from diptych.metrics.slo import SLO
 from diptych.perf.model import PerfModel

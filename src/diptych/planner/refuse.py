@@ -17,8 +17,8 @@ from diptych.design.constraints import (
     PRECISION_RULES,
     RESIDENCY_RULES,
     SHAPE_RULES,
-    pinned_engine_executes_precision,
 )
+from diptych.design.worker_rules import pinned_engine_executes_precision
 from diptych.errors import NoFeasibleDesign
 from diptych.perf.memory import fit_problem, memory_plan
 from diptych.planner.ask import Ask

@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from diptych.design.capability import capabilities
-from diptych.design.constraints import (
-    HANDOFF_RULES,
-    SHAPE_RULES,
-    Quality,
-    Setting,
-    activations_are_multiplied,
-    another_server_excludes_scaleup,
-    longest_request_fits,
+from diptych.design.constraints import HANDOFF_RULES, SHAPE_RULES, violations
+from diptych.design.design import Design
+from diptych.design.kv_rules import (
     nobody_compresses_kv,
-    one_server_holds_one_accelerator,
     quantised_is_narrower,
     raw_needs_no_converter,
     raw_needs_one_format,
+)
+from diptych.design.path_rules import (
+    another_server_excludes_scaleup,
+    one_server_holds_one_accelerator,
     scaleup_must_exist,
+)
+from diptych.design.ruling import Quality, Setting
+from diptych.design.worker_rules import (
+    activations_are_multiplied,
+    longest_request_fits,
     tp_stays_in_scaleup,
-    violations,
     weights_fit,
 )
-from diptych.design.design import Design
 from diptych.errors import Finding, InvalidDesign
 from diptych.planner.enumerate import memory_of
 

@@ -16,15 +16,8 @@ from numpy.typing import NDArray
 from diptych.catalog.dtype import Dtype
 from diptych.design.axes import Role
 from diptych.design.boundary import Boundary, Codec, Placement, Representation
-from diptych.design.constraints import (
-    HANDOFF_RULES,
-    KV_RULES,
-    PATH_RULES,
-    PairRule,
-    Setting,
-    Violation,
-    pair_violations,
-)
+from diptych.design.constraints import HANDOFF_RULES, KV_RULES, PATH_RULES, pair_violations
+from diptych.design.ruling import PairRule, Setting, Violation
 from diptych.planner.ask import Ask
 from diptych.planner.boundaries import Boundaries, pair_of
 from diptych.planner.enumerate import BATCH_LIMITS, Candidate, Dropped, RoleSpace

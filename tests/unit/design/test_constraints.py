@@ -13,8 +13,9 @@ from diptych.catalog.offer import Offer
 from diptych.design import constraints
 from diptych.design.axes import Parallelism, Precision, Role, Worker
 from diptych.design.boundary import Boundary, Codec, Overlap, Ownership, Placement, Representation, Side
-from diptych.design.constraints import Pair, Quality, Setting, pair_violations, violations, worker_violations
+from diptych.design.constraints import pair_violations, violations, worker_violations
 from diptych.design.design import Design, Member, Pool
+from diptych.design.ruling import Pair, Quality, Setting
 from diptych.planner.enumerate import memory_of
 
 CATALOG = Catalog.load()
