@@ -17,7 +17,7 @@ from diptych.deploy.commands.roles import FIELDS, connector_of
 from diptych.deploy.fetch import TIMEOUT, Server, Unreachable, get, get_json, server
 from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.secrets import HIDDEN, hidden, hidden_inside, is_secret
-from diptych.deploy.typed import of_their_types
+from diptych.deploy.typed import of_their_types, whole
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Engine, version
@@ -160,7 +160,7 @@ def _with_metrics(config: RoleConfig, target: Server, metrics: str) -> RoleConfi
         connector, places["connector"] = Connector(name, role, {"kv_connector": name, "kv_role": role}), place
     return replace(
         config,
-        block_size=int(labels["block_size"]) if labels.get("block_size", "").isdigit() else None,
+        block_size=whole(labels.get("block_size", "")) or None,
         kv_cache_dtype=labels.get("cache_dtype", "auto"),
         prefix_caching={"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
         dp=max(1, len({each.get("engine", "0") for each in samples})),

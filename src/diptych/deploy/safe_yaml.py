@@ -19,6 +19,7 @@ MAX_DEPTH = 48
 MAX_ALIASES = 256
 MAX_NODES = 200_000
 MAX_DOCUMENTS = 256
+MAX_NUMBER = 64
 
 _SCALARS = frozenset(
     f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp", "value")
@@ -221,12 +222,16 @@ class _Builder:
         return {}
 
     def _scalar(self, node: yaml.Node, where: str) -> Any:
-        """A number in base 60 (`22:22`) stays text: the programs that these files are for have left it behind."""
+        """The value of a scalar by its tag.
+
+        A number in base 60 (`22:22`) stays text: the programs that these files are for have left it behind. So does one too long
+        to be any setting, which in base 16 would have no end.
+        """
         if node.tag not in _SCALARS:
             self.findings.append(Finding(where, f"tag {_short(node.tag)} is not read", "a plain value"))
             return None
         kind = node.tag.rpartition(":")[2]
-        if kind not in _ONE_VALUE or ":" in node.value:
+        if kind not in _ONE_VALUE or ":" in node.value or len(node.value) > MAX_NUMBER:
             return node.value
         try:
             return getattr(self.values, f"construct_yaml_{kind}")(node)

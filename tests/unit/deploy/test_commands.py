@@ -291,6 +291,8 @@ def test_no_file_is_read_without_leave(tmp_path, monkeypatch):
         ("--rope_scaling '{}'", "prefill --rope_scaling", "expected --hf-overrides.rope_scaling"),
         ("--block-size sixty", "prefill --block-size", "'sixty'; expected a whole number"),
         ("--block-size", "prefill --block-size", "is given no value"),
+        ("-tp 0", "prefill --tensor-parallel-size", "is 0; expected 1 or more"),
+        ("--block-size -16", "prefill --block-size", "is -16; expected 1 or more"),
         ("--dtype floaty", "prefill --dtype", "'floaty'; expected one of auto, bfloat16"),
         ("--enforce-eager=true", "prefill --enforce-eager", "takes no value"),
         ("--enable-p", "prefill", "short for more than one flag"),

@@ -20,13 +20,12 @@ from diptych.errors import InvalidInput
 DATA = Path(__file__).parents[2] / "data" / "manifests"
 TEXTS = [(DATA / f"{name}.yaml").read_text() for name in ("dynamo_vllm", "dynamo_sglang", "kserve", "llm_d")]
 DOCUMENTS = [yaml.safe_load(text) for text in TEXTS]
+NUMBERS = ("²", "٣", "9" * 5000, 0, -1, 1.5, 10**30, float("inf"))
 ODD = st.sampled_from(
     [
         None,
         True,
-        0,
-        -1,
-        1.5,
+        *NUMBERS,
         "",
         "x",
         "$(A)",
@@ -86,6 +85,15 @@ def test_any_value_in_any_place_of_a_manifest(edits):
 def test_any_cut_in_the_text_of_a_manifest(text, start, length, instead):
     at = start % len(text)
     reads(text[:at] + instead + text[at + length :])
+
+
+@pytest.mark.parametrize(
+    "value", ["0x" + "f" * 6000, "1" * 6000, "1e999999", "0b" + "1" * 20_000, "1:" * 2000 + "1", ".inf", "0o7"]
+)
+@pytest.mark.parametrize("place", ["replicas: 2", '"64"', 'nvidia.com/gpu: "2"', "name: prefill"])
+def test_numbers_of_every_length(value, place):
+    key, colon, _ = place.rpartition(": ")
+    reads(TEXTS[0].replace(place, f"{key}{colon}{value}", 1))
 
 
 @given(st.text(max_size=200), st.sampled_from(["x.yaml", "x.sh", "x", "x.json"]))

@@ -16,6 +16,7 @@ from diptych.deploy.commands.trtllm import trtllm_settings
 from diptych.deploy.commands.variables import with_variables
 from diptych.deploy.notes import Notes
 from diptych.deploy.secrets import HIDDEN, hidden, is_secret, without_user
+from diptych.deploy.typed import SIZES
 from diptych.design.axes import Role
 from diptych.engines.engine import Engine, Launcher
 from diptych.engines.role import Connector, EnvValue, RoleConfig
@@ -187,7 +188,9 @@ def _with_fields(config: RoleConfig, arguments: Arguments, launch: Launch, notes
         places[setting] = given.place
         if name in fields:
             written[setting] = given.text
-        if given.value is not None and name in fields:
+        if setting in SIZES and isinstance(given.value, int) and given.value < 1:
+            notes.mistake(given.place, f"--{name} is {given.value}", "1 or more")
+        elif given.value is not None and name in fields:
             values[setting] = _field_value(name, given)
         elif given.value is not None:
             options[name] = given.value

@@ -14,6 +14,7 @@ from diptych.deploy.commands.statements import Statement, Word
 from diptych.deploy.manifests.pods import Hardware, Variables, placed_on, role_named
 from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.safe_yaml import Node
+from diptych.deploy.typed import whole
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.role import EnvValue, RoleConfig
@@ -42,9 +43,10 @@ def _role(name: str, service: Node, launch: Launch, reading: Reading, notes: Not
     named = role_named(name) if config.role is Role.COLOCATED and config.connector is not None else None
     config = placed_on(replace(config, role=named or config.role, name=name), _hardware(service))
     replicas = service.get("deploy", "replicas")
-    if replicas is None or not replicas.text().isdigit():
+    number = whole(replicas.text()) if replicas is not None else None
+    if replicas is None or number is None:
         return config
-    return replace(config, replicas=int(replicas.text()), places={**config.places, "replicas": replicas.where})
+    return replace(config, replicas=number, places={**config.places, "replicas": replicas.where})
 
 
 def _launches(service: Node, notes: Notes) -> list[Launch]:
@@ -107,8 +109,9 @@ def _hardware(service: Node) -> Hardware:
     """Reserved devices: their count, or how many are listed."""
     for device in service.elements("deploy", "resources", "reservations", "devices"):
         count = device.get("count")
-        if count is not None and count.text().isdigit():
-            return Hardware(count=int(count.text()), places={"gpus_per_worker": count.where})
+        number = whole(count.text()) if count is not None else None
+        if count is not None and number is not None:
+            return Hardware(count=number, places={"gpus_per_worker": count.where})
         listed = device.elements("device_ids")
         if listed:
             return Hardware(count=len(listed), places={"gpus_per_worker": listed[0].where})

@@ -19,6 +19,7 @@ from diptych.deploy.manifests.pods import (
 )
 from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.safe_yaml import Node
+from diptych.deploy.typed import whole
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Launcher
@@ -79,7 +80,7 @@ def _role(component: Component, launch: Launch, reading: Reading, notes: Notes) 
     config = role_config(launch, reading, notes)
     config = replace(config, role=_agreed(component, config, notes))
     nodes = component.node.text("multinode", "nodeCount")
-    config = placed_on(config, _hardware(component), int(nodes) if nodes.isdigit() else 1)
+    config = placed_on(config, _hardware(component), whole(nodes) or 1)
     return replicated(config, component.node.get("replicas"), component.name, Launcher.DYNAMO)
 
 
@@ -97,9 +98,10 @@ def _agreed(component: Component, config: RoleConfig, notes: Notes) -> Role:
 
 def _hardware(component: Component) -> Hardware:
     found = hardware(component.pod, [component.container])
-    if found.count is None and component.devices is not None and component.devices.text().isdigit():
+    devices = whole(component.devices.text()) if component.devices is not None else None
+    if found.count is None and component.devices is not None and devices is not None:
         places = {**found.places, "gpus_per_worker": component.devices.where}
-        return replace(found, count=int(component.devices.text()), places=places)
+        return replace(found, count=devices, places=places)
     return found
 
 

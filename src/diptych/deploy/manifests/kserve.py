@@ -12,6 +12,7 @@ from diptych.deploy.manifests.pods import Variables, container_words, hardware, 
 from diptych.deploy.manifests.routing import picker, pickers_within
 from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.safe_yaml import Node
+from diptych.deploy.typed import of_their_types, whole
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Launcher
@@ -44,8 +45,7 @@ def _roles(part: Node, spec: Node, role: Role, reading: Reading, notes: Notes) -
 
 def _nodes(part: Node, config: RoleConfig) -> int:
     """Pods of one worker: one for each pipeline stage, or for each share of the data-parallel ranks."""
-    local = part.text("parallelism", "dataLocal")
-    shares = config.dp // int(local) if local.isdigit() and int(local) else 1
+    shares = config.dp // (whole(part.text("parallelism", "dataLocal")) or config.dp)
     return 1 if part.get("worker") is None else max(1, config.pp, shares)
 
 
@@ -86,8 +86,8 @@ def _with_parallelism(config: RoleConfig, part: Node) -> RoleConfig:
     places = dict(config.places)
     for name, setting in _PARALLELISM.items():
         node = part.get("parallelism", name)
-        if node is not None and node.text().isdigit() and setting not in config.written:
-            values[setting], places[setting] = int(node.text()), node.where
+        if node is not None and setting not in config.written and of_their_types({setting: node.value}):
+            values[setting], places[setting] = node.value, node.where
     expert = part.get("parallelism", "expert")
     if expert is not None and expert.value is True:
         values["ep"], places["ep"] = True, expert.where

@@ -19,6 +19,7 @@ from diptych.deploy.manifests.pods import (
 )
 from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.safe_yaml import Node
+from diptych.deploy.typed import of_their_types, whole
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Launcher
@@ -78,8 +79,8 @@ def _with_parallelism(config: RoleConfig, section: Node) -> RoleConfig:
     places = dict(config.places)
     for name, setting in _PARALLELISM.items():
         node = section.get("parallelism", name)
-        if node is not None and node.text().isdigit() and setting not in config.written:
-            values[setting], places[setting] = int(node.text()), node.where
+        if node is not None and setting not in config.written and of_their_types({setting: node.value}):
+            values[setting], places[setting] = node.value, node.where
     return replace(config, **values, places=places)  # type: ignore[arg-type]  # every value is a whole number
 
 
@@ -90,15 +91,14 @@ def _hardware(section: Node, containers: list[Node], config: RoleConfig) -> Hard
     if values:
         found = replace(found, gpu=values[0].text(), places={**found.places, "gpu": values[0].where})
     if found.count is None:
-        local = section.text("parallelism", "dataLocal", default="1")
-        found = replace(found, count=config.tp * (int(local) if local.isdigit() else 1))
+        found = replace(found, count=config.tp * (whole(section.text("parallelism", "dataLocal")) or 1))
     return found
 
 
 def _nodes(section: Node, document: Node) -> int:
     """Pods of one worker, where the chart makes LeaderWorkerSets."""
-    workers = section.text("parallelism", "workers", default="1")
-    return int(workers) if document.text("multinode") == "true" and workers.isdigit() else 1
+    workers = whole(section.text("parallelism", "workers")) or 1
+    return workers if document.text("multinode") == "true" else 1
 
 
 def _router(document: Node) -> Router | None:

@@ -13,6 +13,7 @@ from typing import Any
 from diptych.deploy.commands.launch import Launch, launches, started_by
 from diptych.deploy.commands.statements import Statement, Word
 from diptych.deploy.safe_yaml import Node
+from diptych.deploy.typed import whole
 from diptych.design.axes import Role
 from diptych.engines.engine import Launcher
 from diptych.engines.role import EnvValue, RoleConfig
@@ -141,8 +142,9 @@ def devices_of(container: Node) -> tuple[int, str] | None:
     for part in ("limits", "requests"):
         for name in _labels()["resources"]:
             node = container.get("resources", part, name)
-            if node is not None and node.text().isdigit():
-                return int(node.text()), node.where
+            count = whole(node.text()) if node is not None else None
+            if node is not None and count is not None:
+                return count, node.where
     return None
 
 
@@ -174,8 +176,9 @@ def replicated(config: RoleConfig, node: Node | None, name: str, launcher: Launc
     """The role with its name, its launcher and how many of it there are."""
     places = dict(config.places)
     replicas = config.replicas
-    if node is not None and node.text().isdigit():
-        replicas, places["replicas"] = int(node.text()), node.where
+    number = whole(node.text()) if node is not None else None
+    if node is not None and number is not None:
+        replicas, places["replicas"] = number, node.where
     launched = config.launcher if config.launcher is not Launcher.PLAIN else launcher
     return replace(config, name=name or config.name, replicas=replicas, launcher=launched, places=places)
 

@@ -13,6 +13,7 @@ from diptych.deploy.manifests.pods import Hardware, placed_on, replicated, role_
 from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.safe_yaml import Node
 from diptych.deploy.secrets import hidden_inside
+from diptych.deploy.typed import whole
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Launcher
@@ -85,7 +86,7 @@ def _with_lmcache(config: RoleConfig, entry: Node) -> RoleConfig:
 def _hardware(entry: Node) -> Hardware:
     places = {}
     count = entry.get("requestGPU")
-    devices = int(count.text()) if count is not None and count.text().isdigit() else None
+    devices = whole(count.text()) if count is not None else None
     if devices is not None and count is not None:
         places["gpus_per_worker"] = count.where
     gpu = ""

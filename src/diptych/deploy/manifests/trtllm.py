@@ -8,6 +8,7 @@ from diptych.deploy.commands.roles import Reading
 from diptych.deploy.commands.trtllm import places_of, with_engine_args
 from diptych.deploy.safe_yaml import Node
 from diptych.deploy.secrets import hidden_inside
+from diptych.deploy.typed import whole
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Engine
@@ -33,12 +34,13 @@ def _role(document: Node, name: str, role: Role) -> RoleConfig:
     instances = section.get("num_instances")
     config = RoleConfig(role, Engine.TRTLLM, name=str(role), model=model.text() if model is not None else "")
     places = {"model": model.where} if model is not None else {}
-    if instances is not None and instances.text().isdigit():
+    number = whole(instances.text()) if instances is not None else None
+    if instances is not None and number is not None:
         places["replicas"] = instances.where
-        config = replace(config, replicas=int(instances.text()))
+        config = replace(config, replicas=number)
     shared = {
         each: node for each, node in document.entries().items() if each in ("free_gpu_memory_fraction", "backend")
     }
     entries = shared | {each: node for each, node in section.entries().items() if each not in _OWN and each != "model"}
-    whole = Node(entries, section.where)
-    return with_engine_args(replace(config, places=places), hidden_inside(whole.plain), places_of(whole))
+    settings = Node(entries, section.where)
+    return with_engine_args(replace(config, places=places), hidden_inside(settings.plain), places_of(settings))

@@ -13,6 +13,7 @@ from diptych.deploy.manifests.pods import container_launches, hardware, placed_o
 from diptych.deploy.manifests.routing import picker, pickers_within
 from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.safe_yaml import Node
+from diptych.deploy.typed import whole
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Launcher
@@ -65,7 +66,7 @@ def _workloads(document: Node) -> Iterator[Workload]:
         slices = document.text("spec", "slices", default="1")
         for role in document.elements("spec", "roles"):
             for group in _groups(role.get("spec") or role, role.text("name")):
-                yield replace(group, slices=int(slices) if slices.isdigit() else 1, role=role.text("name"))
+                yield replace(group, slices=whole(slices) or 1, role=role.text("name"))
     elif kind == "Pod":
         yield Workload(name, document.entries("metadata", "labels"), document.get("spec") or document, None)
     elif kind in WORKLOADS:
@@ -80,7 +81,7 @@ def _groups(spec: Node, name: str) -> Iterator[Workload]:
     leader = template.get("leaderTemplate") or template.get("workerTemplate")
     size = template.text("size", default="1")
     if leader is not None:
-        pods = int(size) if size.isdigit() else 1
+        pods = whole(size) or 1
         yield Workload(
             name, leader.entries("metadata", "labels"), leader.get("spec") or leader, spec.get("replicas"), pods
         )
