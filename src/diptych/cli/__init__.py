@@ -15,7 +15,19 @@ from typer.main import get_command
 from diptych.cli.output import err, report_error
 from diptych.errors import DiptychError, did_you_mean
 
-VERBS = ("plan", "explain", "simulate", "compare", "sweep", "check", "deploy", "workload", "catalog", "validate")
+VERBS = (
+    "plan",
+    "explain",
+    "simulate",
+    "compare",
+    "sweep",
+    "check",
+    "deploy",
+    "workload",
+    "catalog",
+    "validate",
+    "kvstore",
+)
 
 
 class Verbs(TyperGroup):

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
+from diptych.runtime.peer.address import Address
 from diptych.runtime.residency.place import DIGEST_BYTES, KEY_BYTES, Counts, Pieces, digest, size_of
 
 MAGIC = b"DPKS"
@@ -26,18 +27,12 @@ REST = 2.0
 Dial = Callable[[], socket.socket]
 
 
-def dial(address: str, context: ssl.SSLContext | None = None) -> Dial:
-    """How to reach 'unix:/path' or 'host:port', the latter under TLS when a context is given."""
+def dial(address: Address, context: ssl.SSLContext | None = None) -> Dial:
+    """How to reach a store, under TLS when a context is given."""
 
     def connect() -> socket.socket:
-        if address.startswith("unix:"):
-            made = socket.socket(socket.AF_UNIX)
-            made.settimeout(PATIENCE)
-            made.connect(address.removeprefix("unix:"))
-            return made
-        host, _, port = address.rpartition(":")
-        plain = socket.create_connection((host, int(port)), PATIENCE)
-        return context.wrap_socket(plain, server_hostname=host) if context else plain
+        made = address.connect(PATIENCE)
+        return context.wrap_socket(made, server_hostname=address.host) if context and address.host else made
 
     return connect
 
