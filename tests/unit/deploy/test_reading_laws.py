@@ -10,13 +10,16 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from diptych.catalog.catalog import Catalog
 from diptych.deploy.commands.flags import Kind, flag_table
-from diptych.deploy.commands.read import read_command
+from diptych.deploy.commands.read import read_command, read_pair
 from diptych.deploy.notes import Notes
 from diptych.deploy.read import read_deployment
+from diptych.engines.check import check
 from diptych.engines.deployment import Deployment
 from diptych.errors import InvalidInput
 
+CATALOG = Catalog.load()
 DATA = Path(__file__).parents[2] / "data" / "manifests"
 TEXTS = [(DATA / f"{name}.yaml").read_text() for name in ("dynamo_vllm", "dynamo_sglang", "kserve", "llm_d")]
 DOCUMENTS = [yaml.safe_load(text) for text in TEXTS]
@@ -188,6 +191,42 @@ def test_any_value_of_any_flag(program, data):
     ]
     with contextlib.suppress(InvalidInput):
         read_command(f"{PROGRAMS[program]} {' '.join(words)}", notes=Notes())
+
+
+TELLING = (
+    *("kv-transfer-config", "kv-cache-dtype", "block-size", "page-size", "tensor-parallel-size", "tp-size", "dtype"),
+    *("attention-backend", "speculative-config", "decode-context-parallel-size", "pipeline-parallel-size"),
+    *("kv-events-config", "disaggregation-transfer-backend", "disaggregation-bootstrap-port"),
+    *("num-reserved-decode-tokens", "override-engine-args"),
+)
+WORTH = st.one_of(
+    SCALARS,
+    st.sampled_from(
+        [
+            '{"kv_connector":"NixlConnector","kv_role":"kv_producer","kv_connector_extra_config":{"kv_lease_duration":"x"}}',
+            '{"kv_connector":"NixlPushConnector","kv_role":5,"kv_buffer_device":7,"kv_connector_extra_config":[]}',
+            '{"kv_connector":"MultiConnector","kv_connector_extra_config":{"connectors":[{"kv_connector":"MooncakeConnector"},3]}}',
+            '{"kv_cache_config":{"tokens_per_block":"x","dtype":5}}',
+        ]
+    ),
+)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@given(data=st.data())
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_two_commands_say_they_can_be_checked(program, data):
+    def command():
+        chosen = data.draw(st.lists(st.tuples(st.sampled_from(TELLING), WORTH), max_size=5))
+        flags = [
+            f"--{name} {shlex.quote(str(value))}"
+            for name, value in chosen
+            if f"--{name}" in flag_table(program).spellings
+        ]
+        return f"{PROGRAMS[program].replace(' m', ' Qwen/Qwen3-32B')} {' '.join(flags)}"
+
+    with contextlib.suppress(InvalidInput):
+        check(read_pair([command()], [command()]), CATALOG)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
