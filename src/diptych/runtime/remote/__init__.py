@@ -1,0 +1,1 @@
+"""Other engines behind our gateway: the disaggregation protocols of vLLM and SGLang, driven exactly."""
