@@ -75,7 +75,7 @@ class TorchEngine:
         sound = [chunk for chunk, fault in zip(chunks, faults, strict=True) if fault is None]
         if not sound:
             return [fault for fault in faults if fault is not None]
-        attend = PrefillAttention(self._layers, sound, self._device, on_layer)
+        attend = PrefillAttention(self._layers, sound, on_layer)
         tokens = [token for chunk in sound for token in chunk.tokens]
         positions = [chunk.start + place for chunk in sound for place in range(len(chunk.tokens))]
         hidden = self._hidden(tokens, positions, attend)
@@ -109,7 +109,7 @@ class TorchEngine:
         hidden = self._hidden(
             [step.token for step in steps],
             [step.position for step in steps],
-            DecodeAttention(self._layers, steps, self._device),
+            DecodeAttention(self._layers, steps, self.decoder.dtype),
         )
         finite = hidden.isfinite().all(-1)
         choices = [Choice(step.sampling, step.position + 1, step.generated) for step in steps]
@@ -123,7 +123,7 @@ class TorchEngine:
     def _again(self, step: Step) -> Sampled | EngineFault:
         """A step alone, as a chunk of one token: it reads nothing beyond its own tokens, which a batch's padding may."""
         chunk = Chunk(step.sequence, (step.token,), step.position, step.blocks, step.sampling, (), step.generated)
-        attend = PrefillAttention(self._layers, [chunk], self._device, None)
+        attend = PrefillAttention(self._layers, [chunk])
         answer = self._prefilled([chunk], [self._hidden([step.token], [step.position], attend)])[0]
         if isinstance(answer, EngineFault):
             return answer

@@ -61,22 +61,24 @@ class Int8Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         wide = weight.float()
-        self.scales = scales_of(wide)[:, 0].contiguous()
-        codes = torch.round(wide / self.scales[:, None]).clamp_(-127, 127)
-        self.codes = codes.to(torch.int8).contiguous().t()
+        peaks = _peaks(wide)
+        codes = torch.round(wide * (127 / peaks)).clamp_(-127, 127)
+        self.codes = codes.to(torch.int8).t()
+        self.scales = peaks[:, 0] / 127**2  # those of the inputs, which are their peaks, are over 127 as well
         self.bias = None if bias is None else bias.float()
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        scales = scales_of(values)
-        codes = torch.round(values / scales).to(torch.int8)
-        product = torch._int_mm(codes, self.codes) * scales
+        peaks = _peaks(values)
+        codes = (values * (127 / peaks)).round_().to(torch.int8)
+        product = torch._int_mm(codes, self.codes) * peaks
         product.mul_(self.scales)
         return product if self.bias is None else product.add_(self.bias)
 
 
-def scales_of(values: torch.Tensor) -> torch.Tensor:
-    """One scale per row that puts its largest magnitude at 127: (rows, 1)."""
-    return values.abs().amax(-1, keepdim=True).clamp_(min=1e-30).mul_(1 / 127)
+def _peaks(values: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude of every row, never quite zero: (rows, 1)."""
+    peaks: torch.Tensor = torch.linalg.vector_norm(values, torch.inf, -1, keepdim=True)
+    return peaks.clamp_(min=1e-30)
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None, weights: Weights, device: torch.device) -> Linear:

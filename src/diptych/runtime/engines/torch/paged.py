@@ -68,6 +68,11 @@ class Blocks:
         self.codes = self.bytes[:, :end].view(TORCH_DTYPES[layer.form.element]).view(blocks, *dims)
         scaled = self.form.scaling.source is ScaleSource.INLINE
         inline = self.bytes[:, end : layer.block_bytes]
+        self._tiles = (
+            None
+            if scaled or layer.stride != end
+            else self.bytes.view(-1, layer.tokens * layer.dim * self.codes.itemsize)
+        )
         self.scales = inline.view(torch.float32).view(blocks, *dims[:3]) if scaled else None
 
     def write(self, slots: Slots, values: torch.Tensor) -> None:
@@ -79,18 +84,23 @@ class Blocks:
             values = values.clamp(-top, top)
         self.codes[slots.block, :, :, slots.place] = values.to(self.codes.dtype)
 
-    def read(self, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def read(self, table: Table, dtype: torch.dtype) -> torch.Tensor:
         """The blocks of `table` (sequences, blocks), as (2, sequences, heads, blocks · tokens, dim) values."""
+        if self._tiles is not None:
+            found = torch.index_select(self._tiles, 0, table.tiles).view(self.codes.dtype)
+            sequences, many = table.blocks.shape
+            return found.view(2, sequences, self.heads, many * self.size, self.dim).to(dtype)
+        return self._read_blocks(table.blocks, dtype)
+
+    def _read_blocks(self, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         sequences, many = table.shape
         flat = table.reshape(-1)
         codes = torch.index_select(self.codes, 0, flat).view(sequences, many, 2, self.heads, self.size, self.dim)
         room = torch.empty((2, sequences, self.heads, many, self.size, self.dim), dtype=dtype, device=codes.device)
-        ordered = codes.permute(2, 0, 3, 1, 4, 5)
-        if self.scales is None:
-            room.copy_(ordered)
-        else:
+        room.copy_(codes.permute(2, 0, 3, 1, 4, 5))
+        if self.scales is not None:
             scales = torch.index_select(self.scales, 0, flat).view(sequences, many, 2, self.heads, self.size, 1)
-            torch.mul(ordered, scales.permute(2, 0, 3, 1, 4, 5), out=room)
+            room.mul_(scales.permute(2, 0, 3, 1, 4, 5))
         return room.view(2, sequences, self.heads, many * self.size, self.dim)
 
     def round_trip(self, values: torch.Tensor) -> torch.Tensor:
@@ -130,6 +140,33 @@ class Slots:
 
     block: torch.Tensor
     place: torch.Tensor
+
+    @classmethod
+    def of(cls, runs: Sequence[tuple[Sequence[int], int, int]], size: int, device: torch.device) -> Slots:
+        """Those of runs of tokens, each given by its blocks, first position and length, in blocks of `size`."""
+        block: list[int] = []
+        place: list[int] = []
+        for blocks, start, count in runs:
+            for position in range(start, start + count):
+                block.append(blocks[position // size])
+                place.append(position % size)
+        return cls(torch.tensor(block, device=device), torch.tensor(place, device=device))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The blocks of sequences, (sequences, blocks), and their tiles: of each part and head of each sequence in turn."""
+
+    blocks: torch.Tensor
+    tiles: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], heads: int, device: torch.device) -> Table:
+        """Short rows are filled with their own last block."""
+        most = max(len(row) for row in rows)
+        blocks = torch.tensor([[*row, *([row[-1]] * (most - len(row)))] for row in rows], device=device)
+        tiles = torch.arange(2 * heads, device=device).view(2, 1, heads, 1) + 2 * heads * blocks[:, None]
+        return cls(blocks, tiles.view(-1))
 
 
 def over(memory: KVMemory, device: torch.device) -> list[Blocks]:
