@@ -155,13 +155,17 @@ class Ended(Message, frozen=True, tag="ended"):
 
 
 class Failed(Message, frozen=True, tag="failed"):
-    """The half could not be done. `retry` says whether another attempt may succeed; what was held has been given back."""
+    """The half could not be done. `retry` says whether another attempt may succeed, `after_ms` how long to wait first.
+
+    What was held has been given back.
+    """
 
     request: _Id
     epoch: _Count
     reason: _Name
     detail: _Sentence = ""
     retry: bool = False
+    after_ms: _Count = 0
 
 
 class Handed(Message, frozen=True, tag="handed"):

@@ -1,0 +1,360 @@
+"""The engine's thread: commands and events come in by one queue, steps are taken between them, what there is to say goes out.
+
+One thread owns the engine, the batch, the blocks and both sides of every handoff, so none of them needs a lock. Times are
+milliseconds of this process's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from diptych.boundary import serial
+from diptych.boundary.frame import OLDEST_VERSION, VERSION
+from diptych.boundary.messages import Hello, Speaker
+from diptych.boundary.wire_table import WireTable
+from diptych.runtime import messages
+from diptych.runtime.engine import Engine
+from diptych.runtime.failpoints import hit
+from diptych.runtime.messages import Cancel, Drain, Ended, Failed, Load, Message, Submit, Tokens
+from diptych.runtime.peer import events
+from diptych.runtime.peer.peers import Peers, Tls
+from diptych.runtime.sampling import Sampled
+from diptych.runtime.worker.blocks import LowerTiers
+from diptych.runtime.worker.half import Half, Key, chosen
+from diptych.runtime.worker.handoffs import Handoffs, Limits
+from diptych.runtime.worker.stepper import Result, Stepper
+from diptych.serving.batching import BatchRules
+from diptych.serving.blocks import blocks_for
+
+TICK_MS = 10
+LOAD_MS = 500
+REMEMBERED = 65536
+"""Requests by their newest epoch, so that what is said twice or late is done once."""
+EVERYBODY = -1
+"""The route of what every gateway is told."""
+
+Out = list[tuple[int, Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a gateway said, and over which of the control connections."""
+
+    route: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A gateway's connection has ended: nobody waits for what it asked."""
+
+    route: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a worker runs its engine. `role` is 'prefill', 'decode' or 'colocated'; `life` changes at every start."""
+
+    name: str
+    role: str
+    life: int
+    rules: BatchRules = field(default_factory=BatchRules)
+    limits: Limits = field(default_factory=Limits)
+    prefixes: bool = True
+
+
+class Core:
+    """One worker without its sockets for gateways: `tell` it commands, run it on a thread, and it calls `emit`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        setup: Setup,
+        emit: Callable[[Out], None],
+        *,
+        tls: Tls | None = None,
+        tiers: LowerTiers | None = None,
+    ) -> None:
+        self.engine, self.setup, self._emit, self._tiers = engine, setup, emit, tiers
+        self._inbox: SimpleQueue[Command | Gone | Stop | events.Event | Callable[[], None]] = SimpleQueue()
+        table = WireTable()
+        self.peers = Peers(_hello(engine, setup), table, self._inbox.put, tls)
+        self.stepper = Stepper(engine, setup.rules, prefixes=setup.prefixes, tiers=tiers)
+        self.handoffs = Handoffs(self, self.stepper, self.peers, table, setup.limits)
+        self._halves: dict[bytes, Half] = {}
+        self._seen: OrderedDict[bytes, int] = OrderedDict()
+        self._numbers = 0
+        self._said: Out = []
+        self._draining = self._drained = self._stopped = False
+        self._next_tick = self._next_load = 0
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="rewrite")
+        self._name = "decode" if setup.role == "colocated" else setup.role
+
+    # --- any thread -------------------------------------------------------------------------------------------------
+
+    def tell(self, told: Command | Gone | Stop) -> None:
+        """Something for the engine's thread."""
+        self._inbox.put(told)
+
+    # --- the engine's thread ----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until `Stop`."""
+        while not self._stopped:
+            self._take(wait=not self._step())
+            self._tick()
+            self._flush()
+        self.peers.close()
+        self._beside.shutdown(wait=True)
+
+    def now(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def _step(self) -> bool:
+        """One step of the batch, if anybody can run."""
+        self.handoffs.serve()
+        stepper = self.stepper
+        if not stepper.busy:
+            return False
+        steps = stepper.steps
+        for result in stepper.step(self.handoffs.stream):
+            self._told(result)
+        self._flush()
+        return stepper.steps != steps
+
+    def _take(self, wait: bool) -> None:
+        """Everything that has come in, or the next thing within a tick."""
+        try:
+            self._do(self._inbox.get(timeout=TICK_MS / 1000) if wait else self._inbox.get_nowait())
+            while True:
+                self._do(self._inbox.get_nowait())
+        except Empty:
+            pass
+
+    def _do(self, told: Command | Gone | Stop | events.Event | Callable[[], None]) -> None:
+        match told:
+            case Command(route, Submit() as submit):
+                self._submit(route, submit)
+            case Command(_, Cancel() as cancel):
+                self._cancel(cancel.request, cancel.epoch)
+            case Command(_, Drain()):
+                self._draining = True
+            case Command(route, messages.Ask()):
+                self._said.append((route, self.load()))
+            case Gone(route):
+                for half in [each for each in self._halves.values() if each.route == route]:
+                    self._cancel(*half.key)
+            case Stop():
+                self._stopped = True
+            case events.Heard() | events.Lost() | events.Spoiled() | events.Freed() | events.Unread():
+                self.handoffs.on(told)
+            case _ if callable(told):
+                told()
+
+    def _tick(self) -> None:
+        now = self.now()
+        if now < self._next_tick:
+            return
+        self._next_tick = now + TICK_MS
+        self.handoffs.tick()
+        for half in [each for each in self._halves.values() if each.deadline <= now]:
+            self._cancel(*half.key, but_say="deadline")
+        if now >= self._next_load:
+            self._next_load = now + LOAD_MS
+            self._said.append((EVERYBODY, self.load()))
+        if self._draining and not self._drained and self.is_empty:
+            self._drained = True
+            self._said += [(EVERYBODY, self.load()), (EVERYBODY, messages.Drained())]
+
+    def _flush(self) -> None:
+        if self._said:
+            said, self._said = self._said, []
+            self._emit(said)
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def _submit(self, route: int, submit: Submit) -> None:
+        """A half, once: what has been seen under this epoch or a later one is passed over."""
+        if submit.epoch <= self._seen.get(submit.request, -1):
+            return
+        standing = self._halves.get(submit.request)
+        if standing is not None:
+            self._cancel(*standing.key)
+        self._remember(submit.request, submit.epoch)
+        objection = self._objection(submit)
+        if objection:
+            self._said.append((route, Failed(submit.request, submit.epoch, *objection)))
+            return
+        hit(f"{self._half_name(submit)}.admit")
+        self._numbers += 1
+        half = Half(self._numbers, submit, route, self.engine.eos, self.stepper.pool.hash_tokens)
+        half.deadline = self.now() + submit.deadline_ms
+        self._halves[submit.request] = half
+        if half.ending():
+            self._said.append((route, Tokens(*half.key, half.said, (), half.ending())))
+            self._end(half, half.ending())
+        elif submit.half == "prefill":
+            self.handoffs.give(half)
+        elif submit.half == "decode":
+            self.handoffs.expect(half)
+        else:
+            hit(f"{self._name}.queue")
+            half.is_here = True
+            self.stepper.add(half)
+
+    def _objection(self, submit: Submit) -> tuple[str, str, bool] | None:
+        """Why a half is not taken: reason, detail, whether another attempt may succeed."""
+        if self._draining:
+            return "draining", "", True
+        if not any(submit.request):
+            return "bad request", "a request's id is not all zero", False
+        tokens = len(submit.prompt) + len(submit.generated)
+        if not submit.prompt or max(max(submit.prompt), *submit.generated, 0) >= self.engine.vocabulary:
+            return "bad request", f"a prompt of tokens below {self.engine.vocabulary} is needed", False
+        last = tokens + 1 if submit.half == "prefill" else len(submit.prompt) + submit.params.max_tokens
+        pool = self.stepper.pool
+        most = min(self.engine.max_context, pool.capacity * pool.size)
+        if last - 1 > most or (submit.half == "decode" and blocks_for(tokens + 1, pool.size) > pool.capacity):
+            return "too large", f"{last:,} tokens of prompt and answer; room for {most + 1:,}", False
+        return None
+
+    def _cancel(self, id: bytes, epoch: int, but_say: str = "") -> None:
+        """Give everything back of this epoch and all before."""
+        self._remember(id, max(epoch, self._seen.get(id, -1)))
+        half = self._halves.get(id)
+        if half is not None and half.key[1] > epoch:
+            return
+        self.handoffs.cancel(id, epoch)
+        if half is None or self._halves.get(id) is not half:
+            return
+        if but_say:
+            self._said.append((half.route, Failed(*half.key, but_say)))
+        del self._halves[id]
+        if half.is_here:
+            self.stepper.remove(half)
+
+    def _remember(self, id: bytes, epoch: int) -> None:
+        self._seen[id] = epoch
+        self._seen.move_to_end(id)
+        if len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def _end(self, half: Half, reason: str) -> None:
+        self._halves.pop(half.key[0], None)
+        self._said.append((half.route, Ended(*half.key, reason, half.said, half.found, half.moved)))
+
+    # --- what steps give ----------------------------------------------------------------------------------------------
+
+    def _told(self, result: Result) -> None:
+        half = result.half
+        if result.fault:
+            if half.hands_off:
+                self.handoffs.faulted(half)
+            else:
+                self.failed(half, "engine fault", result.fault)
+            return
+        assert result.sampled is not None
+        self._say_tokens(half, result.sampled, result.finish)
+        if half.hands_off:
+            self.handoffs.produced(half, result.sampled)
+        elif result.finish:
+            hit(f"{self._name}.release")
+            self._end(half, result.finish)
+        elif half.said == max(2, half.submit.params.max_tokens // 2):
+            hit(f"{self._name}.mid_decode")
+
+    def _say_tokens(self, half: Half, sampled: Sampled, finish: str) -> None:
+        """One token; log probabilities of the prompt go with the first."""
+        place = half.said - 1
+        prompt: tuple[messages.Chosen, ...] = ()
+        if place == 0:
+            hit(f"{self._half_name(half.submit)}.first_token")
+            prompt = tuple(chosen(each) for each in half.prompt_told)
+        self._said.append((half.route, Tokens(*half.key, place, (chosen(sampled),), finish, prompt)))
+
+    def _half_name(self, submit: Submit) -> str:
+        return self._name if submit.half == "whole" else submit.half
+
+    # --- what handoffs ask (`Owner`) ------------------------------------------------------------------------------------
+
+    def half(self, key: Key) -> Half | None:
+        """The half of this request, if it is of this epoch."""
+        half = self._halves.get(key[0])
+        return half if half is not None and half.key == key else None
+
+    def failed(self, half: Half, reason: str, detail: str = "", retry: bool = True, after_ms: int = 0) -> None:
+        """It could not be done, and nothing of it is held any more."""
+        self._halves.pop(half.key[0], None)
+        said = Failed(*half.key, reason[:128] or "failed", detail[:1000], retry, after_ms)
+        self._said.append((half.route, said))
+
+    def handed(self, half: Half) -> None:
+        self._end(half, "handed")
+
+    def activated(self, half: Half, first_token: int) -> None:
+        """A handoff is complete: its first token is said (again), and the half decodes."""
+        half.tokens.append(first_token)
+        half.is_here = True
+        finish = half.ending()
+        self._say_tokens(half, Sampled(first_token), finish)
+        if finish:
+            self.stepper.remove(half)
+            self._end(half, finish)
+
+    def say(self, half: Half, message: Message) -> None:
+        self._said.append((half.route, message))
+
+    def later(self, work: Callable[[], None], then: Callable[[], None]) -> None:
+        """Do `work` beside the engine's thread, then call `then` on it."""
+
+        def both() -> None:
+            work()
+            self._inbox.put(then)
+
+        self._beside.submit(both)
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._halves and not self.handoffs.open
+
+    def load(self) -> Load:
+        """Queues, memory, progress and the ledger, now."""
+        stepper, handoffs = self.stepper, self.handoffs
+        batch = stepper.batch
+        return Load(
+            queued=batch.queued + handoffs.waiting,
+            running=batch.batch + len(batch.partial),
+            handing=handoffs.open,
+            blocks_free=max(stepper.spare, 0),
+            blocks=stepper.pool.capacity,
+            steps=stepper.steps,
+            prompt_tokens=stepper.prompt_tokens,
+            output_tokens=stepper.output_tokens,
+            reservations=handoffs.reservations,
+            pins=handoffs.pins,
+            leases=handoffs.source.pins,
+            transfers=handoffs.transfers,
+            prefix_asked=stepper.asked,
+            prefix_found=stepper.found,
+            tiers=self._tiers.report() if self._tiers is not None else (),
+            draining=self._draining,
+        )
+
+
+def _hello(engine: Engine, setup: Setup) -> Hello:
+    speaker = Speaker.PREFILL if setup.role == "prefill" else Speaker.DECODE
+    state = bytes.fromhex(serial.digest(engine.state))
+    return Hello(speaker, setup.name, setup.life, OLDEST_VERSION, VERSION, state)

@@ -1,0 +1,114 @@
+"""Cores in this process, a gateway's ear, and what every stream must be."""
+
+import os
+import random
+import threading
+import time
+
+from diptych.runtime.engines.toy import Pace, ToyEngine, ToyModel
+from diptych.runtime.messages import Ask, Cancel, Ended, Failed, Load, Params, Submit, Tokens
+from diptych.runtime.peer.address import Address
+from diptych.runtime.worker.core import Command, Core, Setup, Stop
+from diptych.runtime.worker.handoffs import Limits
+from diptych.serving.batching import BatchRules
+
+MODEL = ToyModel(layers=3)
+ROUTE = 1
+
+
+class Worker:
+    """A core on its thread, and everything that it has said."""
+
+    def __init__(self, folder, name, role="colocated", *, rules=BatchRules(budget=64, sequences=64), limits=Limits(),
+                 engine=None, tiers=None, prefixes=True, **toy):
+        engine = engine or ToyEngine(**{"model": MODEL, "blocks": 64, "block_tokens": 4} | toy)
+        self.name, self.said, self.heard = name, [], threading.Condition()
+        self.core = Core(engine, Setup(name, role, 1, rules, limits, prefixes), self._emit, tiers=tiers)
+        self.address = str(self.core.peers.listen(Address.of(f"unix:{folder}/{name}.peer")))
+        self.thread = threading.Thread(target=self.core.run, daemon=True)
+        self.thread.start()
+
+    def _emit(self, said):
+        with self.heard:
+            self.said += [message for _, message in said]
+            self.heard.notify_all()
+
+    def tell(self, message):
+        self.core.tell(Command(ROUTE, message))
+
+    def wait(self, found, seconds=20.0):
+        """Until `found` says something of what was said."""
+        end = time.monotonic() + seconds
+        with self.heard:
+            while not (answer := found(self.said)):
+                left = end - time.monotonic()
+                assert left > 0, f"{self.name} said {self.said[-5:]}"
+                self.heard.wait(left)
+            return answer
+
+    def end_of(self, request, epoch=1):
+        """The last word on a request: `Ended` or `Failed`."""
+        return self.wait(lambda said: next((each for each in said if isinstance(each, Ended | Failed)
+                                            and (each.request, each.epoch) == (request, epoch)), None))
+
+    def tokens_of(self, request, epoch=1):
+        """Tokens by place; a place said twice must be the same."""
+        found = {}
+        for each in self.said:
+            if isinstance(each, Tokens) and (each.request, each.epoch) == (request, epoch):
+                for place, token in enumerate(each.tokens, each.index):
+                    assert found.setdefault(place, token.token) == token.token
+        assert sorted(found) == list(range(min(found, default=0), min(found, default=0) + len(found)))
+        return [found[place] for place in sorted(found)]
+
+    def load(self):
+        count = len(self.said)
+        self.tell(Ask())
+        return self.wait(lambda said: next((each for each in said[count:] if isinstance(each, Load)), None))
+
+    def at_rest(self, seconds=10.0):
+        """Until nothing is held; every block is free or cached."""
+        end = time.monotonic() + seconds
+        while True:
+            load = self.load()
+            counts = (load.queued, load.running, load.handing, load.reservations, load.pins, load.leases, load.transfers)
+            if not any(counts) and load.blocks_free == load.blocks:
+                stepper = self.core.stepper
+                cached = len(stepper.pool.cache.idle) if stepper.pool.cache else 0
+                assert len(stepper.blocks.free) + cached == load.blocks
+                return load
+            assert time.monotonic() < end, load
+            time.sleep(0.01)
+
+    def stop(self):
+        self.core.tell(Stop())
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+def prompt(length, seed=0):
+    chance = random.Random(seed * 1000 + length)
+    return tuple(chance.randrange(MODEL.vocabulary - 1) for _ in range(length))
+
+
+def submit(tokens, count, half="whole", request=None, epoch=1, **more):
+    params = Params(max_tokens=count, **{name: more.pop(name) for name in list(more) if name in Params.__struct_fields__})
+    return Submit(request or os.urandom(16), epoch, half, tuple(tokens), params, **more)
+
+
+def both(source, target, tokens, count, ownership="push", **more):
+    """The two halves of one request, given to both."""
+    second = submit(tokens, count, "decode", peer=source.name, ownership=ownership, **more)
+    more.pop("request", None)
+    first = submit(tokens, count, "prefill", second.request, peer=target.name, peer_address=target.address,
+                   ownership=ownership, **more)
+    target.tell(second)
+    source.tell(first)
+    return second.request
+
+
+def cancel(request, epoch=1):
+    return Cancel(request, epoch)
+
+
+__all__ = ["MODEL", "Ended", "Failed", "Load", "Pace", "Tokens", "Worker", "both", "cancel", "prompt", "submit"]
