@@ -17,7 +17,7 @@ from diptych.boundary.frame import (
 from diptych.boundary.messages import Message, encode
 from diptych.boundary.wire_table import Reservation
 
-RUN_BYTES = 1 << 20  # KV of one frame, about: so much that its header costs nothing, so little that it stays in the cache
+RUN_BYTES = 1 << 20  # KV of one frame, about: so much that its header costs nothing, and it stays in the cache
 
 Pieces = list[bytes | memoryview]
 
