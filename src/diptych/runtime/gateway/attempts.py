@@ -137,6 +137,10 @@ class Attempts:
         request = self._open.get(id)
         return (request.source, request.target) if request else ("", "")
 
+    def hears(self, worker: str, id: bytes, epoch: int) -> bool:
+        """Whether what this worker says under this epoch counts."""
+        return self._current(worker, id, epoch) is not None
+
     # --- events -----------------------------------------------------------------------------------------------------
 
     def submit(self, id: bytes, limit: int, deadline: int, now: int) -> list[Deed]:

@@ -1,0 +1,323 @@
+"""The HTTP edge: every route there is, who may use it, and one way in which things go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qs
+
+from diptych.runtime.gateway import asked as ask
+from diptych.runtime.gateway.answer import Answer
+from diptych.runtime.gateway.asked import Asked, Model
+from diptych.runtime.gateway.fields import OUR_HEADERS, ChatFields, CompletionFields, read
+from diptych.runtime.gateway.http import Gone, Headers, Receive, Request, Response, Scope, Send
+from diptych.runtime.gateway.mailbox import Event, Lost
+from diptych.runtime.gateway.meters import CONTENT_TYPE
+from diptych.runtime.gateway.refusal import Refusal, invalid
+from diptych.runtime.gateway.service import Service
+from diptych.runtime.gateway.snapshot import ledger, snapshot
+from diptych.runtime.gateway.writers import StreamWriter, WholeWriter
+
+log = logging.getLogger("diptych.gateway")
+
+Handler = Callable[[Request, Response], Awaitable[None]]
+
+_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PAGE: Headers = [
+    (b"content-security-policy", _POLICY),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+]
+_FIXED: Headers = [(b"x-content-type-options", b"nosniff")]
+_ASSETS = {"/ui": ("index.html", b"text/html; charset=utf-8"), "/ui/": ("index.html", b"text/html; charset=utf-8"),
+           "/ui/ui.js": ("ui.js", b"text/javascript; charset=utf-8"),
+           "/ui/ui.css": ("ui.css", b"text/css; charset=utf-8")}  # fmt: skip
+
+
+class Edge:
+    """An ASGI application over a service. What is not in its table is not there."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._settings = service, service.settings
+        self._key = _digest(self._settings.api_key) if self._settings.api_key else None
+        self._admin = _digest(self._settings.admin_token) if self._settings.admin_token else None
+        self._routes: dict[str, dict[str, tuple[Handler, Callable[[Request], None]]]] = {
+            "/v1/chat/completions": {"POST": (self._chat, self._for_clients)},
+            "/v1/completions": {"POST": (self._completion, self._for_clients)},
+            "/v1/models": {"GET": (self._models, self._for_clients)},
+            "/health": {"GET": (self._health, _for_all)},
+            "/ready": {"GET": (self._ready, _for_all)},
+            "/metrics": {"GET": (self._metrics, self._for_clients_or_operators)},
+            "/ui/data": {"GET": (self._data, self._for_operators)},
+            "/debug/ledger": {"GET": (self._ledger, self._for_operators)},
+            "/admin/drain": {"POST": (self._drain, self._for_operators)},
+            **{path: {"GET": (self._asset, self._for_this_machine)} for path in _ASSETS},
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await _lifespan(receive, send)
+        if scope["type"] != "http":
+            return None
+        request = Request(scope, receive, self._settings.limits)
+        fixed = _FIXED if request.id is None else [*_FIXED, (b"x-request-id", request.id)]
+        response = Response(send, fixed)
+        try:
+            await self._answer(request, response)
+        except Gone:
+            self._service.meters.responses.labels(self._name(request), "client gone").inc()
+            return None
+        self._service.meters.responses.labels(self._name(request), str(response.status)).inc()
+        return None
+
+    async def _answer(self, request: Request, response: Response) -> None:
+        try:
+            request.check_size()
+            await self._find(request)(request, response)
+        except Refusal as refusal:
+            if response.status == 0:
+                await response.refuse(refusal)
+        except (Gone, asyncio.CancelledError):
+            raise
+        except Exception:
+            log.exception("a defect while answering %s", self._name(request))
+            if response.status == 0:
+                await response.refuse(Refusal(500, "a defect of this server; it was noted", "internal_error"))
+
+    def _name(self, request: Request) -> str:
+        """The route for a metric: never what a client made up."""
+        return request.path if request.path in self._routes else "other"
+
+    def _find(self, request: Request) -> Handler:
+        """Raises Refusal: no such route, not by this method, not by this client."""
+        methods = self._routes.get(request.path)
+        if methods is None:
+            raise Refusal(404, "there is nothing at this address", "not_found")
+        method = "GET" if request.method == "HEAD" else request.method
+        if method not in methods:
+            allowed = ", ".join(methods)
+            raise _NotAllowed(f"{request.method} is not possible here; {allowed} is", allowed)
+        handler, check = methods[method]
+        check(request)
+        return handler
+
+    # --- who --------------------------------------------------------------------------------------------------------
+
+    def _for_clients(self, request: Request) -> None:
+        for name in request.headers:
+            if OUR_HEADERS.match(name):
+                said = name[:64].decode("latin-1")
+                raise invalid(f"the header {said} is not a client's to set", said, "forbidden_header")
+        if self._key is not None and not _same(request, self._key):
+            raise Refusal(401, "the API key is missing or wrong", "invalid_api_key")
+
+    def _for_clients_or_operators(self, request: Request) -> None:
+        if self._key is None or _same(request, self._key) or (self._admin and _same(request, self._admin)):
+            return
+        raise Refusal(401, "the API key is missing or wrong", "invalid_api_key")
+
+    def _for_this_machine(self, request: Request) -> None:
+        if not _is_local(request):
+            raise Refusal(403, "this is shown on the same machine only", "not_local")
+
+    def _for_operators(self, request: Request) -> None:
+        self._for_this_machine(request)
+        if self._admin is None:
+            raise Refusal(403, "this server was started without an admin token", "no_admin_token")
+        if not _same(request, self._admin):
+            raise Refusal(401, "the admin token is missing or wrong", "invalid_admin_token")
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+
+    async def _chat(self, request: Request, response: Response) -> None:
+        fields = read(await request.body(), ChatFields)
+        await self._serve(await ask.chat(fields, self._model(), self._tenant(request)), request, response)
+
+    async def _completion(self, request: Request, response: Response) -> None:
+        fields = read(await request.body(), CompletionFields)
+        await self._serve(await ask.completion(fields, self._model(), self._tenant(request)), request, response)
+
+    def _model(self) -> Model:
+        model = self._service.model
+        if model is None:
+            raise Refusal(503, "no worker has said what it serves yet", "no_worker", after=2.0)
+        return model
+
+    def _tenant(self, request: Request) -> bytes:
+        """Clients with one key share prefixes. There is one key, so there is one tenant."""
+        return self._key or b""
+
+    async def _serve(self, asked: Asked, request: Request, response: Response) -> None:
+        answers = self._service.submit(asked)
+        left = asyncio.ensure_future(request.left())
+        me = asyncio.current_task()
+        left.add_done_callback(lambda done: None if done.cancelled() or me is None else me.cancel())
+        why = "client gone"
+        try:
+            if asked.stream:
+                await self._stream(asked, answers, response)
+            else:
+                await self._whole(asked, answers, response)
+            why = "done"
+        except asyncio.CancelledError:
+            if not left.done():
+                raise
+            raise Gone from None
+        except Refusal:
+            why = "another answer was lost"
+            raise
+        finally:
+            left.cancel()
+            self._service.close(answers, why)
+
+    async def _whole(self, asked: Asked, answers: list[Answer], response: Response) -> None:
+        writer = WholeWriter(asked, answers, self._service.tokenizer, self._service.finish_early)
+        while writer.open:
+            for event in await answers[0].mailbox.take():
+                if isinstance(event, Lost):
+                    raise _refusal(event)
+                writer.write(event)
+        await response.whole(200, writer.document())
+
+    async def _stream(self, asked: Asked, answers: list[Answer], response: Response) -> None:
+        """Nothing is sent before the first event, so that what fails at once fails with a status."""
+        writer = StreamWriter(asked, answers, self._service.tokenizer, self._service.finish_early)
+        mailbox = answers[0].mailbox
+        while writer.open:
+            events = await mailbox.take()
+            lost = next((each for each in events if isinstance(each, Lost)), None)
+            if lost is not None and response.status == 0:
+                raise _refusal(lost)
+            if response.status == 0:
+                await response.begin(b"text/event-stream; charset=utf-8")
+            told = b"".join(_until_lost(writer, events))
+            if lost is not None:
+                return await response.piece(told + b"data: " + _refusal(lost).envelope() + b"\n\n", last=True)
+            if told and writer.open:
+                await response.piece(told)
+        return await response.piece(told + writer.close(), last=True)
+
+    async def _models(self, request: Request, response: Response) -> None:
+        model = {
+            "id": self._settings.model,
+            "object": "model",
+            "created": int(self._service.started),
+            "owned_by": "diptych",
+        }
+        found = self._service.model
+        if found is not None:
+            model["max_model_len"] = found.max_context
+        await response.whole(200, _document({"object": "list", "data": [model]}))
+
+    # --- operators --------------------------------------------------------------------------------------------------
+
+    async def _health(self, request: Request, response: Response) -> None:
+        """Whether work moves, not whether a process lives."""
+        stuck = self._service.stuck()
+        up = [each.name for each in self._service.roster if each.up]
+        is_well = bool(up) and not stuck
+        said = {"status": "ok" if is_well else "stuck" if stuck else "no worker is up", "up": len(up), "stuck": stuck}
+        await response.whole(200 if is_well else 503, _document(said))
+
+    async def _ready(self, request: Request, response: Response) -> None:
+        is_ready = self._service.is_ready
+        state = "ready" if is_ready else "draining" if self._service.draining else "waiting for workers"
+        await response.whole(200 if is_ready else 503, _document({"status": state}))
+
+    async def _metrics(self, request: Request, response: Response) -> None:
+        await response.whole(200, self._service.meters.text(), CONTENT_TYPE.encode())
+
+    async def _data(self, request: Request, response: Response) -> None:
+        await response.whole(200, _document(snapshot(self._service)), more=[(b"cache-control", b"no-store")])
+
+    async def _ledger(self, request: Request, response: Response) -> None:
+        self._service.ask_ledgers()
+        await asyncio.sleep(0.02)
+        await response.whole(200, _document(ledger(self._service)))
+
+    async def _drain(self, request: Request, response: Response) -> None:
+        name = parse_qs(request.query.decode("latin-1")).get("worker", [""])[0]
+        if not self._service.drain_worker(name):
+            raise Refusal(404, f"there is no worker {name[:64]!r} that is connected", "no_such_worker", "worker")
+        await response.whole(200, _document({"worker": name, "status": "draining"}))
+
+    async def _asset(self, request: Request, response: Response) -> None:
+        name, kind = _ASSETS[request.path]
+        await response.whole(200, files(__package__).joinpath("ui", name).read_bytes(), kind, _PAGE)
+
+
+class _NotAllowed(Refusal):
+    def __init__(self, message: str, allowed: str) -> None:
+        super().__init__(405, message, "method_not_allowed")
+        self._allowed = allowed
+
+    def headers(self) -> Headers:
+        return [(b"allow", self._allowed.encode())]
+
+
+def _until_lost(writer: StreamWriter, events: list[Event]) -> list[bytes]:
+    told = []
+    for event in events:
+        if isinstance(event, Lost):
+            break
+        told.append(writer.write(event))
+    return told
+
+
+def _refusal(lost: Lost) -> Refusal:
+    return Refusal(lost.status, lost.message, lost.code, after=lost.after)
+
+
+def _for_all(request: Request) -> None:
+    """No secret is needed."""
+
+
+def _digest(secret: str) -> bytes:
+    return sha256(secret.encode()).digest()
+
+
+def _same(request: Request, wanted: bytes) -> bool:
+    """Whether the request carries the secret; takes as long for a wrong one as for the right one."""
+    scheme, _, said = request.headers.get(b"authorization", b"").partition(b" ")
+    return scheme.lower() == b"bearer" and hmac.compare_digest(sha256(said.strip()).digest(), wanted)
+
+
+def _is_local(request: Request) -> bool:
+    """A client on this machine that meant this machine: a page from elsewhere cannot make a browser ask in its name."""
+    if request.client is not None and not _is_loopback(request.client[0]):
+        return False
+    host = request.headers.get(b"host", b"localhost").decode("latin-1")
+    name = host.rsplit(":", 1)[0].strip("[]") if host.count(":") <= 1 or host.startswith("[") else host
+    origin = request.headers.get(b"origin")
+    own = (f"http://{host}".encode(), f"https://{host}".encode())
+    return (name == "localhost" or _is_loopback(name)) and (origin is None or origin in own)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == ""  # a socket file has no address
+
+
+def _document(value: Any) -> bytes:
+    return json.dumps(value, allow_nan=False).encode()
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
