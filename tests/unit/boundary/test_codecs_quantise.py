@@ -53,6 +53,15 @@ def test_nvfp4_by_hand() -> None:
     np.testing.assert_allclose(convert(kv, Format(E.FP32)).array, values, rtol=1e-7)
 
 
+def test_nvfp4_scales_are_rounded_up() -> None:
+    """Rounded to nearest, half of them would clip their largest value."""
+    values = np.random.default_rng(9).standard_normal((2, 2, 8, 2, 64)).astype(np.float32)
+    kv = convert(StoredKV.of(values), inline(E.NVFP4, G.GROUP, 16))
+    held = np.abs(values.reshape(2, 2, 8, 2, 4, 16)) / scale_values(kv)[..., None]
+    assert held.max() <= 6 * (1 + 2.0**-22)
+    assert held.max(axis=-1).min() > 6 * 8 / 9 * (1 - 2.0**-22)  # one step of e4m3 at most
+
+
 def test_pack_puts_the_even_index_low() -> None:
     assert pack(np.uint8([0x1, 0x2, 0xF, 0x0])).tolist() == [0x21, 0x0F]
 

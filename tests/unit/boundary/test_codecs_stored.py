@@ -177,6 +177,15 @@ def test_fp8_under_given_scales_clips_inf_and_keeps_nan() -> None:
     np.testing.assert_array_equal(made, [np.nan, 448, -448, 4])
 
 
+@pytest.mark.parametrize(("element", "top"), [(E.INT8, 127), (E.INT4, 7)], ids=str)
+def test_integers_under_given_scales_clip(element: E, top: int) -> None:
+    values = small(E.FP32).array.copy()
+    values[0, 0, 0, 0, :4] = [1e9, -3e38, top + 0.4, -top - 0.6]
+    form = Format(element, Scaling(S.CHECKPOINT, G.HEAD, "aa"))
+    back = convert(convert(StoredKV.of(values), form, np.float32(1)), Format(E.FP32))
+    assert back.array[0, 0, 0, 0, :4].tolist() == [top, -top, top, -top]
+
+
 def test_room_for_another_tensor_is_refused_and_right_room_is_used() -> None:
     kv, form = small(), inline(E.INT8, G.HEAD)
     with pytest.raises(WrongLength, match="room for"):
