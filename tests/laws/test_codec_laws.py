@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from kv_tensors import FLOAT_FORMATS, FORMATS, FP8, NVFP4, SCALED_FORMATS, inline, tensors
 from numpy.typing import NDArray
 
+from diptych.boundary.codecs.bounds import rounding
 from diptych.boundary.codecs.codec import Codec
 from diptych.boundary.codecs.convert import convert
 from diptych.boundary.codecs.quantise import scale_values
 from diptych.boundary.codecs.refusals import NotRepresentable, WrongLength
 from diptych.boundary.codecs.stored import StoredKV, scale_dims, wire_bytes
+from diptych.boundary.conversion import Loss, conversion
 from diptych.boundary.element import Element, ScaleGranularity, ScaleSource, Scaling
 from diptych.boundary.format import Format
 
@@ -192,3 +194,13 @@ def test_nan_and_inf_cross_between_floats(form: Format, data: st.DataObject) -> 
         assert np.isnan(decoded[0])
         assert decoded[-1] == -np.inf
         assert np.isfinite(decoded[finite]).all()
+
+
+def test_the_contract_calls_exact_what_the_codecs_keep() -> None:
+    """`conversion` says in words what a pair loses, without numpy; both speak of the same arithmetic."""
+    for source in FORMATS:
+        for wire in FORMATS:
+            if source != wire:
+                assert (conversion(source, wire).loss is Loss.EXACT) == rounding(source, wire).is_exact, (
+                    f"{source} to {wire}"
+                )
