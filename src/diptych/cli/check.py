@@ -12,7 +12,7 @@ import typer
 from diptych.catalog.catalog import Catalog
 from diptych.cli.output import out, print_json
 from diptych.deploy.commands.read import read_pair
-from diptych.deploy.read import read_deployment
+from diptych.deploy.read import read_deployment, together
 from diptych.design.axes import Role
 from diptych.engines.check import Report
 from diptych.engines.check import check as check_deployment
@@ -102,10 +102,7 @@ def _together(read: list[Deployment]) -> list[Deployment]:
         return [replace(each, router=each.router or router) for each in whole] + alone
     if len(parts) < 2:
         return parts
-    roles = tuple(config for each in parts for config in each.roles)
-    findings = tuple(finding for each in parts for finding in each.findings)
-    names = ", ".join(each.source for each in parts)
-    return [Deployment(roles, router, parts[0].launcher, names, findings=findings)]
+    return [together(parts)]
 
 
 def _told(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from diptych.deploy.commands.read import read_script
+from diptych.deploy.commands.read import named_roles, read_script, roles_of_router
 from diptych.deploy.commands.roles import Reading
 from diptych.deploy.manifests.read import UNDERSTOOD, read_documents
 from diptych.deploy.safe_yaml import MAX_BYTES, Node, load_text, read_text
+from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment
+from diptych.engines.engine import Launcher
 from diptych.errors import Finding, InvalidInput
 
 _YAML = (".yaml", ".yml", ".json")
@@ -35,6 +38,23 @@ def read_deployment(source: Path | str, name: str = "", base: Path | None = None
     if documents is None:
         return read_script(text, name, base)
     return replace(read_documents(documents, name, Reading(None, base)), source=name)
+
+
+def together(parts: Sequence[Deployment]) -> Deployment:
+    """Several files of one deployment, such as a script for each role and one for the router, as one."""
+    router = next((part.router for part in parts if part.router is not None), None)
+    read = [role for part in parts for role in part.roles]
+    nameless = [replace(role, name="") if role.name == Role.COLOCATED else role for role in read]  # it may be told yet
+    roles = named_roles(roles_of_router(nameless, router))
+    launcher = next((part.launcher for part in parts if part.launcher is not Launcher.PLAIN), Launcher.PLAIN)
+    return Deployment(
+        tuple(roles),
+        router,
+        launcher,
+        ", ".join(part.source for part in parts),
+        findings=tuple(finding for part in parts for finding in part.findings),
+        unknown=tuple(finding for part in parts for finding in part.unknown),
+    )
 
 
 def _documents(text: str, name: str) -> list[Node] | None:

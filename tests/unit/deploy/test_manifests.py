@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from diptych.catalog.catalog import Catalog
-from diptych.deploy.read import read_deployment
+from diptych.deploy.read import read_deployment, together
 from diptych.design.axes import Role
 from diptych.engines.check import check
 from diptych.engines.engine import Engine, Launcher, Version
@@ -461,6 +461,28 @@ routerSpec: {routingLogic: disaggregated_prefill}
     assert (prefill.tp, prefill.block_size, prefill.prefix_caching, prefill.replicas) == (2, 64, False, 2)
     assert prefill.connector.name == decode.connector.name == "LMCacheConnectorV1"
     assert (prefill.version, deployment.launcher) == (Version((0, 32, 0)), Launcher.PRODUCTION_STACK)
+
+
+def test_a_deployment_in_several_files_is_one():
+    serve = "vllm serve m --kv-transfer-config.kv_connector NixlConnector --kv-transfer-config.kv_role kv_both --port"
+    picker = "kind: EndpointPickerConfig\nplugins: [{type: decode-filter}]\n"
+    texts = {
+        "p.sh": f"{serve} 8100 --no-such",
+        "d.sh": f"{serve} 8200",
+        "r.sh": "vllm-router --vllm-pd-disaggregation --prefill http://p:8100 --decode http://d:8200",
+    }
+    whole = together([read_deployment(text, name) for name, text in texts.items()])
+    assert [(role.role, role.port, role.name) for role in whole.roles] == [
+        (Role.PREFILL, 8100, "prefill"),
+        (Role.DECODE, 8200, "decode"),
+    ]
+    assert whole.router.kind == "vllm-router"
+    assert [finding.where for finding in whole.findings] == ["p.sh:1"]
+    values = read_deployment(DATA / "llm_d.yaml")
+    assert together([read_deployment(picker, "epp.yaml"), values]).router.settings["plugins"] == [
+        {"type": "decode-filter"}
+    ]
+    assert together([values]).launcher is Launcher.LLM_D
 
 
 # ---- what is refused ----------------------------------------------------------------------------------------------------

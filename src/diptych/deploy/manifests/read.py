@@ -46,7 +46,7 @@ def read_documents(documents: list[Node], name: str, reading: Reading) -> Deploy
         deployment = _plain(mappings, reading)
     else:
         deployment = _without_kind(mappings, name, reading)
-    if not deployment.roles:
+    if not deployment.roles and deployment.router is None:
         raise InvalidInput(Finding(name, _nothing(mappings), UNDERSTOOD))
     return replace(deployment, source=name)
 
