@@ -19,8 +19,19 @@ ROUTE = 1
 class Worker:
     """A core on its thread, and everything that it has said."""
 
-    def __init__(self, folder, name, role="colocated", *, rules=BatchRules(budget=64, sequences=64), limits=Limits(),
-                 engine=None, tiers=None, prefixes=True, **toy):
+    def __init__(
+        self,
+        folder,
+        name,
+        role="colocated",
+        *,
+        rules=BatchRules(budget=64, sequences=64),
+        limits=Limits(),
+        engine=None,
+        tiers=None,
+        prefixes=True,
+        **toy,
+    ):
         engine = engine or ToyEngine(**{"model": MODEL, "blocks": 64, "block_tokens": 4} | toy)
         self.name, self.said, self.heard = name, [], threading.Condition()
         self.core = Core(engine, Setup(name, role, 1, rules, limits, prefixes), self._emit, tiers=tiers)
@@ -48,8 +59,16 @@ class Worker:
 
     def end_of(self, request, epoch=1):
         """The last word on a request: `Ended` or `Failed`."""
-        return self.wait(lambda said: next((each for each in said if isinstance(each, Ended | Failed)
-                                            and (each.request, each.epoch) == (request, epoch)), None))
+        return self.wait(
+            lambda said: next(
+                (
+                    each
+                    for each in said
+                    if isinstance(each, Ended | Failed) and (each.request, each.epoch) == (request, epoch)
+                ),
+                None,
+            )
+        )
 
     def tokens_of(self, request, epoch=1):
         """Tokens by place; a place said twice must be the same."""
@@ -71,7 +90,15 @@ class Worker:
         end = time.monotonic() + seconds
         while True:
             load = self.load()
-            counts = (load.queued, load.running, load.handing, load.reservations, load.pins, load.leases, load.transfers)
+            counts = (
+                load.queued,
+                load.running,
+                load.handing,
+                load.reservations,
+                load.pins,
+                load.leases,
+                load.transfers,
+            )
             if not any(counts) and load.blocks_free == load.blocks:
                 stepper = self.core.stepper
                 cached = len(stepper.pool.cache.idle) if stepper.pool.cache else 0
@@ -92,7 +119,9 @@ def prompt(length, seed=0):
 
 
 def submit(tokens, count, half="whole", request=None, epoch=1, **more):
-    params = Params(max_tokens=count, **{name: more.pop(name) for name in list(more) if name in Params.__struct_fields__})
+    params = Params(
+        max_tokens=count, **{name: more.pop(name) for name in list(more) if name in Params.__struct_fields__}
+    )
     return Submit(request or os.urandom(16), epoch, half, tuple(tokens), params, **more)
 
 
@@ -100,8 +129,16 @@ def both(source, target, tokens, count, ownership="push", **more):
     """The two halves of one request, given to both."""
     second = submit(tokens, count, "decode", peer=source.name, ownership=ownership, **more)
     more.pop("request", None)
-    first = submit(tokens, count, "prefill", second.request, peer=target.name, peer_address=target.address,
-                   ownership=ownership, **more)
+    first = submit(
+        tokens,
+        count,
+        "prefill",
+        second.request,
+        peer=target.name,
+        peer_address=target.address,
+        ownership=ownership,
+        **more,
+    )
     target.tell(second)
     source.tell(first)
     return second.request
