@@ -33,11 +33,13 @@ def _option(help: str, metavar: str, *names: str) -> Any:
 def check(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE]...", help="Manifests, compose files or shell scripts; - reads standard input."),
+        typer.Argument(
+            metavar="[FILE|URL]...", help="Manifests, compose files or scripts (- is standard input); URLs with --live."
+        ),
     ] = None,
     prefill: Annotated[Commands, _option("The launch command of prefill; repeatable.", "COMMAND")] = None,
     decode: Annotated[Commands, _option("The launch command of decode; repeatable.", "COMMAND")] = None,
-    live: Annotated[Commands, _option("A running server, prefill first; give it twice or more.", "URL")] = None,
+    live: Annotated[bool, typer.Option("--live", help="Ask the running servers at these URLs what they are.")] = False,
     prefill_gpu: Annotated[str | None, _option("What prefill runs on, where nothing says it.", "ACCELERATOR")] = None,
     decode_gpu: Annotated[str | None, _option("What decode runs on, where nothing says it.", "ACCELERATOR")] = None,
     engine: Annotated[str | None, _option("vllm@0.33: the release, where nothing says it.", "ENGINE@VERSION")] = None,
@@ -56,12 +58,12 @@ def check(
 
       diptych check manifest.yaml --format github
 
-      diptych check --live http://p:8100 --live http://d:8200
+      diptych check --live http://p:8100 http://d:8200
     """
     wanted = "json" if as_json else _format(form)
     known = Catalog.load(*(catalog or ()))
     reports = [check_deployment(_told(each, prefill_gpu, decode_gpu, engine, known), known)
-               for each in _deployments(files or [], prefill or [], decode or [], live or [])]  # fmt: skip
+               for each in _deployments(files or [], prefill or [], decode or [], live)]  # fmt: skip
     for report in reports:
         _print(report, wanted)
     if any(_fails(report, strict) for report in reports):
@@ -73,19 +75,18 @@ def _fails(report: Report, strict: bool) -> bool:
     return serious or bool(report.deployment.findings)
 
 
-def _deployments(files: list[str], prefill: list[str], decode: list[str], live: list[str]) -> list[Deployment]:
+def _deployments(files: list[str], prefill: list[str], decode: list[str], live: bool) -> list[Deployment]:
     """What is to be checked: one source, or several files each on its own."""
-    given = [bool(files), bool(prefill or decode), bool(live)]
-    if sum(given) != 1:
-        problem = "nothing to check" if not any(given) else "one kind of source at a time"
-        expected = 'a file, --prefill "COMMAND" --decode "COMMAND", or --live URL --live URL'
+    if bool(files) == bool(prefill or decode) or (live and not files):
+        problem = "one kind of source at a time" if files else "nothing to check"
+        expected = 'a file, --prefill "COMMAND" --decode "COMMAND", or --live URL URL'
         raise InvalidInput(Finding("FILE", problem, expected))
-    if files:
-        return _together([read_deployment(sys.stdin.read() if name == "-" else Path(name)) for name in files])
     if live:
         from diptych.deploy.live import probe
 
-        return [probe(live)]
+        return [probe(files)]
+    if files:
+        return _together([read_deployment(sys.stdin.read() if name == "-" else Path(name)) for name in files])
     missing = [name for name, texts in (("--prefill", prefill), ("--decode", decode)) if not texts]
     if missing:
         raise InvalidInput(Finding(missing[0], "is missing", "the launch command of the other role"))
