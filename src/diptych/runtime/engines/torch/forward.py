@@ -80,7 +80,11 @@ class Decoder:
         return turned[:, :heads], kv
 
     def _norm(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(values, weight.shape, weight, self.shape.epsilon)
+        if values.dtype is not torch.float32:
+            return functional.rms_norm(values, weight.shape, weight, self.shape.epsilon)
+        size: torch.Tensor = torch.linalg.vector_norm(values, dim=-1, keepdim=True)  # fewer passes than rms_norm's own
+        size.square_().mul_(1 / weight.shape[0]).add_(self.shape.epsilon).rsqrt_()
+        return (values * size).mul_(weight)
 
 
 class _Loading:

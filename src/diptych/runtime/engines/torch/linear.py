@@ -13,8 +13,10 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-WIDE_FROM = 4
+WIDE_FROM = 16
 """Tokens from which bf16 products are faster through float32 on a CPU without bf16 instructions."""
+PACKED = range(3, 48)
+"""Tokens at which oneDNN's product with weights in its own order beats the plain one (about 2 times at 8, equal at 64)."""
 
 
 class Weights(StrEnum):
@@ -46,6 +48,20 @@ class PlainLinear:
         return functional.linear(values, self.weight, self.bias)
 
 
+class PackedLinear(PlainLinear):
+    """float32 weights on a CPU, and again in oneDNN's order from the first batch on that is better off with it."""
+
+    _packed: torch.Tensor | None = None
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        if values.shape[0] not in PACKED:
+            return super().__call__(values)
+        if self._packed is None:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, 8)
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(values, self._packed, self.bias, "none", [], "")
+        return product
+
+
 class WidenedLinear(PlainLinear):
     """bf16 weights on a CPU that multiplies them slowly: the same roundings of inputs and outputs, the product in float32."""
 
@@ -61,24 +77,21 @@ class Int8Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         wide = weight.float()
-        peaks = _peaks(wide)
-        codes = torch.round(wide * (127 / peaks)).clamp_(-127, 127)
-        self.codes = codes.to(torch.int8).t()
-        self.scales = peaks[:, 0] / 127**2  # those of the inputs, which are their peaks, are over 127 as well
+        scales = _scales(wide)
+        self.codes = torch.round(wide / scales).clamp_(-127, 127).to(torch.int8).t()
+        self.scales = scales[:, 0].contiguous()
         self.bias = None if bias is None else bias.float()
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        peaks = _peaks(values)
-        codes = (values * (127 / peaks)).round_().to(torch.int8)
-        product = torch._int_mm(codes, self.codes) * peaks
-        product.mul_(self.scales)
+        scales = _scales(values)
+        codes = (values / scales).round_().to(torch.int8)
+        product = torch._int_mm(codes, self.codes).float().mul_(scales).mul_(self.scales)
         return product if self.bias is None else product.add_(self.bias)
 
 
-def _peaks(values: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude of every row, never quite zero: (rows, 1)."""
-    peaks: torch.Tensor = torch.linalg.vector_norm(values, torch.inf, -1, keepdim=True)
-    return peaks.clamp_(min=1e-30)
+def _scales(values: torch.Tensor) -> torch.Tensor:
+    """What puts the largest magnitude of every row at 127: (rows, 1), never zero."""
+    return values.abs().amax(-1, keepdim=True).clamp_(min=1e-30).mul_(1 / 127)
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None, weights: Weights, device: torch.device) -> Linear:
@@ -87,5 +100,8 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None, weights: Weights, de
         return Int8Linear(weight.to(device), None if bias is None else bias.to(device))
     kept = weight.to(device, weights.activations)
     kept_bias = None if bias is None else bias.to(device, weights.activations)
-    slow = weights is Weights.BF16 and device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported()
-    return WidenedLinear(kept, kept_bias) if slow else PlainLinear(kept, kept_bias)
+    if device.type != "cpu":
+        return PlainLinear(kept, kept_bias)
+    if weights is Weights.BF16:
+        return (PlainLinear if torch.cpu._is_avx512_bf16_supported() else WidenedLinear)(kept, kept_bias)
+    return (PackedLinear if torch._C._has_mkldnn else PlainLinear)(kept, kept_bias)
