@@ -9,12 +9,10 @@ print(plan.headline)
 ```
 """
 
-from __future__ import annotations
+import typing as _typing
+from importlib import import_module as _import
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from diptych.catalog.accelerator import Accelerator
     from diptych.catalog.catalog import Catalog
     from diptych.catalog.dtype import Dtype
@@ -71,10 +69,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _ROOMS:
         raise AttributeError(f"module 'diptych' has no name {name!r}")
-    return getattr(import_module(_ROOMS[name]), name)
+    value: object = getattr(_import(_ROOMS[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:
