@@ -1,0 +1,1 @@
+"""diptych inside other engines."""
