@@ -11,7 +11,8 @@ import typer
 from diptych.cli.output import err, out, print_json, progress
 from diptych.cli.simulate_inputs import Setup, read_setup
 from diptych.perf.roofline import default_perf
-from diptych.planner.judge import Judged, judge
+from diptych.planner.demand import LongDemand
+from diptych.planner.judge import Judged, judge, judge_long
 from diptych.planner.simulated import Simulated, simulated
 from diptych.report.folder import write_folder
 from diptych.report.simulation_folder import run_files
@@ -123,6 +124,11 @@ def simulate(
 
 
 def _run(setup: Setup, update: Any) -> Judged:
+    if isinstance(setup.demand, LongDemand):
+        return judge_long(
+            setup.target.design, setup.demand, default_perf(), setup.slo, seed=setup.seed, faults=setup.faults,
+            policy=setup.policy, notes=setup.target.notes, progress=_shown(setup.demand.count, update),
+        )  # fmt: skip
     return judge(
         setup.target.design, setup.demand, default_perf(), setup.slo, seed=setup.seed, faults=setup.faults, policy=setup.policy,
         concurrency=setup.concurrency, notes=setup.target.notes, progress=_shown(len(setup.demand.requests), update),

@@ -13,7 +13,7 @@ from diptych.cli.plan_inputs import Reader, command_line, parse_share, recorded
 from diptych.cli.target_inputs import Target, read_target
 from diptych.errors import Finding, InvalidInput
 from diptych.metrics.slo import SLO
-from diptych.planner.demand import Asked, Demand, Rate, demand
+from diptych.planner.demand import Asked, Demand, LongDemand, Rate, demand, long_demand
 from diptych.planner.policy_text import parse_policy, shared
 from diptych.report.folder import refusal
 from diptych.report.simulation_folder import MARK
@@ -28,7 +28,7 @@ class Setup:
     """A simulation without mistakes, ready to run."""
 
     target: Target
-    demand: Demand
+    demand: Demand | LongDemand
     slo: SLO
     catalog: Catalog
     faults: tuple[Change, ...]
@@ -59,7 +59,8 @@ def read_setup(given: Mapping[str, Any], say: Callable[[str], None], progress: A
         rules = reader.attempt("--policy", shared, *policy, _sizes(target, book)) or policy[0]
     concurrency = reader.value("concurrency", _positive)
     asks = _asked(reader, target, concurrency)
-    wanted = _demand(reader, given, target, asks)
+    keeps = bool(given.get("out_folder")) or concurrency is not None
+    wanted = _demand(reader, given, target, asks, keeps)
     out = Path(given["out_folder"]) if given.get("out_folder") else None
     if out is not None and (finding := refusal(out, MARK)):
         reader.findings.append(finding)
@@ -112,7 +113,10 @@ def _asked(reader: Reader, target: Target | None, concurrency: int | None) -> As
     )
 
 
-def _demand(reader: Reader, given: Mapping[str, Any], target: Target | None, asks: Asked) -> Demand | None:
+def _demand(
+    reader: Reader, given: Mapping[str, Any], target: Target | None, asks: Asked, keeps: bool
+) -> Demand | LongDemand | None:
+    """What is asked of the fleet; `keeps` where every request is wanted afterwards or follows from another one's end."""
     spec = given.get("workload") or (target.workload if target is not None else None)
     if spec is None:
         if target is not None:
@@ -120,6 +124,9 @@ def _demand(reader: Reader, given: Mapping[str, Any], target: Target | None, ask
                 Finding("--workload", "is missing", "a trace, a bundled trace or a preset, such as preset:chat")
             )
         return None
+    long = None if keeps else reader.attempt("--workload", long_demand, spec, asks, reader.say)
+    if long is not None or reader.findings:
+        return long
     return reader.attempt("--workload", demand, spec, asks, reader.say, reader.progress)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from diptych.metrics.crowd import Crowd
 from diptych.metrics.measurements import Measurements
 
 GROWTH = 1.5
@@ -28,10 +29,20 @@ def falls_behind(run: Measurements) -> str:
     second, last = (_present(run, edges[at], edges[at + 1]) for at in (1, 3))
     came = int(np.sum(requests.arrival > edges[3]))
     left = int(np.sum((requests.finish > edges[3]) & (requests.finish <= end)))
-    if last <= GROWTH * second or came - left <= max(10, 0.03 * came):
-        return ""
     before, after = (_latency(run, edges[at], edges[at + 1]) for at in (1, 3))
-    if after <= SLOWER * before:
+    return _behind(second, last, came, left, before, after)
+
+
+def crowd_falls_behind(crowd: Crowd) -> str:
+    """The same of a run whose requests were not kept."""
+    second, _, _, before = crowd.quarter(1)
+    last, came, left, after = crowd.quarter(3)
+    return _behind(second, last, came, left, before, after)
+
+
+def _behind(second: float, last: float, came: int, left: int, before: float, after: float) -> str:
+    """By the numbers in the system, who came and left in the last quarter, and the latencies before and after."""
+    if last <= GROWTH * second or came - left <= max(10, 0.03 * came) or after <= SLOWER * before:
         return ""
     return (
         f"the fleet falls behind: {last:,.0f} requests in the system in the last quarter of the arrivals, {second:,.0f} in the "

@@ -77,32 +77,64 @@ class Summary:
     limits: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a summary is made of beside the run itself; `output` tokens of finished requests, `good` requests."""
+
+    finished: int
+    refused: int
+    cancelled: int
+    retries: int
+    output: float
+    good: float
+    ttft: Spread
+    ttft_prefill: Spread
+    tpot: Spread
+    e2e: Spread
+    kept: tuple[Kept, ...]
+
+
 def summarise(run: Measurements, slo: SLO | None = None) -> Summary:
     """A run's summary. Without an SLO every finished request is good."""
-    slo = slo or SLO()
-    requests, duration = run.requests, max(run.duration, 1e-12)
+    slo, requests = slo or SLO(), run.requests
     done = requests.finished
-    output = float(requests.osl[done].sum())
-    good = good_requests(requests, slo)
     cancelled = int(np.sum(requests.outcome == int(Outcome.CANCELLED)))
-    judged = max(run.arrived - cancelled, 1)
-    return Summary(
-        arrived=run.arrived,
+    totals = Totals(
         finished=int(done.sum()),
         refused=int((~done).sum()) - cancelled,
         cancelled=cancelled,
         retries=int(requests.retries.sum()),
-        duration=run.duration,
-        request_rate=float(done.sum()) / duration,
-        output_rate=output / duration,
-        goodput=float(good.sum()) / duration,
-        attainment=float(good.sum()) / judged,
+        output=float(requests.osl[done].sum()),
+        good=float(good_requests(requests, slo).sum()),
         ttft=Spread.of(requests.ttft[done]),
         ttft_prefill=Spread.of(requests.ttft_prefill[done]),
         tpot=Spread.of(requests.tpot[done]),
         e2e=Spread.of(requests.e2e[done]),
-        itl=_itl(run.gaps),
         kept=tuple(_kept(requests, objective) for objective in slo.objectives),
+    )
+    return sum_up(run, totals)
+
+
+def sum_up(run: Measurements, totals: Totals) -> Summary:
+    """Totals over the run's time, money and energy."""
+    duration, output = max(run.duration, 1e-12), totals.output
+    return Summary(
+        arrived=run.arrived,
+        finished=totals.finished,
+        refused=totals.refused,
+        cancelled=totals.cancelled,
+        retries=totals.retries,
+        duration=run.duration,
+        request_rate=float(totals.finished) / duration,
+        output_rate=output / duration,
+        goodput=totals.good / duration,
+        attainment=totals.good / max(run.arrived - totals.cancelled, 1),
+        ttft=totals.ttft,
+        ttft_prefill=totals.ttft_prefill,
+        tpot=totals.tpot,
+        e2e=totals.e2e,
+        itl=_itl(run.gaps),
+        kept=totals.kept,
         usd=run.usd,
         usd_per_million_output=run.usd / output * 1e6 if output else float("nan"),
         energy=run.energy,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,19 @@ import numpy as np
 from diptych.errors import Finding, InvalidInput
 from diptych.simulator.demand import Requests, from_workload, together
 from diptych.units import parse_count
-from diptych.workload.load import load_workload
+from diptych.workload.load import load_workload, locate
+from diptych.workload.presets import SOURCES
 from diptych.workload.replay import Replay, is_trace, read_replay
+from diptych.workload.trace import Trace
 
 MOST_REQUESTS = 5_000_000
 """Drawn or replayed at once: about 150 bytes each while they run."""
+LONG = 200_000
+"""More requests than this are not held where nobody asks for each of them."""
+LONG_FILE = 2_000_000
+"""Bytes of a trace, packed or not, from which it may be that long."""
 USUAL_REQUESTS = 10_000
+_IN_BINS = "a long run: requests are counted and not kept, and quantiles of latencies are within 0.6 %"
 _PER = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _FACTOR = re.compile(r"^(?:[x×]\s*(\S+)|(\S+?)\s*[x×])$", re.IGNORECASE)
 
@@ -67,6 +75,18 @@ class Demand:
         return self.requests.rate
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LongDemand:
+    """Requests that come in parts and are never held, about `count` of them at `rate` requests/s."""
+
+    parts: Callable[[], Iterator[Requests]]
+    count: int
+    rate: float
+    name: str
+    source: str
+    notes: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """How a workload is turned into requests. `base` is the rate that a relative `rate` multiplies and that holds without one,
@@ -103,6 +123,64 @@ def demand(
     return _replayed(rows, asked)
 
 
+def long_demand(spec: str, asked: Asked, say: Callable[[str], None] | None = None) -> LongDemand | None:
+    """The same as parts that nobody holds, when it is more than `LONG` requests; None when it is to be held: a short one, a trace
+    with prefix blocks or without times, one that is drawn again.
+
+    Raises what `demand` raises.
+    """
+    if not is_trace(spec, asked.columns):
+        return _long_described(spec, asked, say)
+    path, name, _ = locate(spec, say)
+    if asked.resample or path.stat().st_size < LONG_FILE:
+        return None
+    trace = Trace(path, name, asked.columns, sort=asked.sort, drop_empty=asked.drop_empty)
+    if trace.requests <= LONG or trace.layout.blocks or not trace.layout.arrival:
+        trace.close()
+        return None
+    return _long_trace(trace, asked, f"{SOURCES.get(name, name)}, read as {trace.layout.format}")
+
+
+def _long_described(spec: str, asked: Asked, say: Callable[[str], None] | None) -> LongDemand | None:
+    workload = load_workload(spec, columns=asked.columns, prefix_hit=asked.prefix_hit, say=say)
+    rate = _target(asked, workload.arrivals.rate, workload.name)
+    count = asked.requests if asked.requests or asked.duration else USUAL_REQUESTS
+    expected = int(min(count or np.inf, asked.duration * rate if asked.duration else np.inf))
+    if expected <= LONG:
+        return None
+    parts = partial(from_workload, workload, asked.seed, rate=rate, count=count, duration=asked.duration)
+    return LongDemand(parts, expected, rate, workload.name, workload.source, (*workload.notes, _IN_BINS))
+
+
+def _long_trace(trace: Trace, asked: Asked, source: str) -> LongDemand:
+    first, last = trace.span()
+    own = (trace.requests - 1) / (last - first)
+    relative = asked.rate is not None and asked.rate.relative and not asked.base
+    same = asked.rate is None and not asked.base
+    rate = own if same else own * asked.rate.value if relative and asked.rate else _target(asked, own, trace.name)
+    share = 1.0 if asked.prefix_hit is None else asked.prefix_hit
+
+    def parts() -> Iterator[Requests]:
+        left = asked.requests or trace.requests
+        with trace:
+            for times, isl, osl in trace.parts():
+                assert times is not None
+                cached = None if asked.prefix_hit is None else np.floor(share * isl).astype(np.int64)
+                part = Requests((times - first) * (own / rate), isl, osl, cached, name=trace.name).first(left)
+                if asked.duration is not None:
+                    part = part.first(int(np.searchsorted(part.arrival, asked.duration, side="right")))
+                if len(part):
+                    yield part
+                left -= len(part)
+                if len(part) < len(isl) or not left:
+                    return
+
+    notes = [f"{trace.dropped:,} requests without tokens left out"] if trace.dropped else []
+    notes += [f"{share:.0%} of every prompt taken as cached"] if asked.prefix_hit is not None else []
+    expected = min(asked.requests or trace.requests, asked.duration * rate if asked.duration else np.inf)
+    return LongDemand(parts, int(expected), rate, trace.name, source, (*notes, _IN_BINS))
+
+
 def _described(
     spec: str, asked: Asked, say: Callable[[str], None] | None, progress: Callable[..., Any] | None
 ) -> Demand:
@@ -122,7 +200,8 @@ def _ends(asked: Asked, rate: float) -> tuple[int | None, float | None]:
     expected = min(count or np.inf, asked.duration * rate if asked.duration else np.inf)
     if expected > MOST_REQUESTS:
         where = "--requests" if count and count > MOST_REQUESTS else "--duration"
-        raise InvalidInput(Finding(where, f"about {expected:,.0f} requests", f"at most {MOST_REQUESTS:,}"))
+        wanted = f"at most {MOST_REQUESTS:,} where each is kept"
+        raise InvalidInput(Finding(where, f"about {expected:,.0f} requests", wanted, "without --out none is"))
     return count, asked.duration
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -12,20 +13,23 @@ from diptych.design.boundary import Side
 from diptych.design.design import Design, Pool
 from diptych.metrics.measurements import Floats, Measurements, RequestColumns
 from diptych.metrics.record import Outcome
-from diptych.metrics.saturation import falls_behind, too_short
+from diptych.metrics.saturation import crowd_falls_behind, falls_behind, too_short
 from diptych.metrics.slo import SLO
-from diptych.metrics.stages import Conversions, stages
-from diptych.metrics.summary import Summary, summarise
+from diptych.metrics.stages import STAGES, Conversions, stages
+from diptych.metrics.summary import Spread, Summary, summarise
+from diptych.metrics.tally import Tally
 from diptych.perf.estimate import Basis
 from diptych.perf.model import PerfModel
 from diptych.perf.transfer import conversion_seconds, staged_conversion_seconds
-from diptych.planner.demand import Demand
+from diptych.planner.demand import Demand, LongDemand
 from diptych.simulator.faults import Change
 from diptych.simulator.policy import Policy
 from diptych.simulator.simulate import Progress, simulate
 
 MUCH = 0.2
 """Share of end-to-end latency from which a handoff is told as what binds."""
+PROMPTS = (0.5, 0.99)
+"""Quantiles of the prompts at which the trust in prefill times is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +45,21 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """A run with its summary. `stages` are seconds per finished request, `told` what a reader must know of the result."""
+    """A run with its summary. `stages` are seconds per finished request, `told` what a reader must know of the result.
+
+    `tokens` in and out of finished requests, `handed` requests handed over. Of a long run no request is kept: `run.requests` and
+    `stages` are empty, `spreads` are not.
+    """
 
     design: Design
-    demand: Demand
+    demand: Asks
     slo: SLO
     run: Measurements
     summary: Summary
     stages: Mapping[str, Floats]
+    spreads: Mapping[str, Spread]
+    tokens: int
+    handed: int
     estimates: tuple[Estimate, ...]
     told: tuple[str, ...]
     faults: tuple[Change, ...] = ()
@@ -57,6 +68,19 @@ class Judged:
     def holds(self) -> bool:
         """Whether every objective was kept."""
         return all(kept.holds for kept in self.summary.kept)
+
+
+class Asks(Protocol):
+    """What a reader is told of a demand; `rate` in requests/s."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+    @property
+    def rate(self) -> float: ...
 
 
 def judge(
@@ -75,13 +99,72 @@ def judge(
     """Simulate and sum up. `notes` are told first. Raises what `simulate` raises."""
     slo = slo or SLO()
     run = simulate(
-        design, demand.requests, perf, seed=seed, faults=faults, policy=policy, concurrency=concurrency, gaps=True, progress=progress,
+        design, demand.requests, perf, seed=seed, faults=faults, policy=policy, concurrency=concurrency, gaps=True,
+        progress=progress, name=demand.name,
+    )  # fmt: skip
+    asked, seen = demand.requests, run.requests
+    prompts = [float(p) for p in np.quantile(asked.isl.astype(float), PROMPTS)]
+    known = tuple(_estimates(design, perf, run, prompts, float(np.mean(asked.isl + asked.osl / 2))))
+    outcomes = dict(zip(*(column.tolist() for column in np.unique(seen.outcome, return_counts=True)), strict=True))
+    behind = falls_behind(run) if concurrency is None else ""
+    longest = int(np.max(asked.isl + asked.osl))
+    told = (*notes, *demand.notes, *_told(design, perf, run, behind or too_short(run), outcomes, longest))
+    parts = stages(seen, conversions(design, seen))
+    return judged(
+        design, demand, slo, run, summarise(run, slo), parts, {name: Spread.of(part) for name, part in parts.items()},
+        int((seen.isl + seen.osl)[seen.finished].sum()), int(np.sum(~np.isnan(seen.moved))), known, told, faults,
+    )  # fmt: skip
+
+
+def judge_long(
+    design: Design,
+    demand: LongDemand,
+    perf: PerfModel,
+    slo: SLO | None = None,
+    *,
+    seed: int = 0,
+    faults: Sequence[Change] = (),
+    policy: Policy | None = None,
+    notes: Sequence[str] = (),
+    progress: Callable[[Progress], None] | None = None,
+) -> Judged:
+    """The same of a demand that nobody holds, in memory that does not grow with it; quantiles are within 0.6 %."""
+    slo = slo or SLO()
+    tally = Tally(slo, lambda requests: conversions(design, requests))
+    run = simulate(
+        design, demand.parts(), perf, seed=seed, faults=faults, policy=policy, gaps=True, progress=progress, sink=tally.add,
         name=demand.name,
     )  # fmt: skip
-    summary = summarise(run, slo)
-    known, parts = tuple(_estimates(design, demand, perf, run)), stages(run.requests, conversions(design, run.requests))
-    told = (*notes, *demand.notes, *_told(design, demand, perf, run, concurrency), *_handing(parts), *_trusted(known))
-    return Judged(design, demand, slo, run, summary, parts, known, tuple(dict.fromkeys(told)), tuple(faults))
+    known = tuple(_estimates(design, perf, run, tally.prompts.quantiles(PROMPTS), tally.context / max(tally.count, 1)))
+    behind = crowd_falls_behind(tally.crowd)
+    told = (*notes, *demand.notes, *_told(design, perf, run, behind, tally.outcomes, tally.longest))
+    nothing = {name: np.empty(0) for name in STAGES}
+    return judged(
+        design,
+        demand,
+        slo,
+        run,
+        tally.summary(run),
+        nothing,
+        tally.spreads(),
+        tally.tokens,
+        tally.handed,
+        known,
+        told,
+        faults,
+    )
+
+
+def judged(
+    design: Design, demand: Asks, slo: SLO, run: Measurements, summary: Summary, parts: Mapping[str, Floats],
+    spreads: Mapping[str, Spread], tokens: int, handed: int, known: tuple[Estimate, ...], told: Sequence[str],
+    faults: Sequence[Change],
+) -> Judged:  # fmt: skip
+    """With what the stages and the estimates give to tell."""
+    sentences = tuple(dict.fromkeys((*told, *_handing(spreads), *_trusted(known))))
+    return Judged(
+        design, demand, slo, run, summary, parts, spreads, tokens, handed, known, sentences, tuple(faults)
+    )  # fmt: skip
 
 
 def conversions(design: Design, requests: RequestColumns) -> Conversions | None:
@@ -117,17 +200,15 @@ def _of_workers(design: Design, pool: Pool, index: np.ndarray) -> list[tuple[Wor
     return found
 
 
-def _told(design: Design, demand: Demand, perf: PerfModel, run: Measurements, concurrency: int | None) -> Iterator[str]:
-    """Saturation, refusals, what bound, what the models of time say."""
-    behind = falls_behind(run) if concurrency is None else ""
-    short = too_short(run)
-    yield from (text for text in (behind, short if not behind else "") if text)
-    outcome = run.requests.outcome
-    for code, why in _WHY.items():
-        count = int(np.sum(outcome == code))
-        if count:
-            yield f"{count:,} of {run.arrived:,} requests {why}"
-    longest = int(np.max(demand.requests.isl + demand.requests.osl))
+def _told(
+    design: Design, perf: PerfModel, run: Measurements, saturation: str, outcomes: Mapping[int, int], longest: int
+) -> Iterator[str]:
+    """Saturation, refusals, what bound, what the models of time say. `longest` is the longest request's tokens."""
+    if saturation:
+        yield saturation
+    yield from (
+        f"{outcomes[code]:,} of {run.arrived:,} requests {why}" for code, why in _WHY.items() if outcomes.get(code)
+    )
     model = design.pools[0].members[0].worker.model
     if longest > model.max_context:
         yield f"the longest request has {longest:,} tokens, {model.name} takes {model.max_context:,}"
@@ -141,10 +222,10 @@ def _told(design: Design, demand: Demand, perf: PerfModel, run: Measurements, co
         yield from (f"{worker.accelerator.name}: {note}" for note in speak(worker))
 
 
-def _handing(parts: Mapping[str, Floats]) -> Iterator[str]:
+def _handing(spreads: Mapping[str, Spread]) -> Iterator[str]:
     """A handoff that takes much of a request's time is a limit that no engine shows."""
-    total = sum(float(seconds.sum()) for seconds in parts.values())
-    share = float(parts["transfer"].sum()) / total if total else 0.0
+    total = sum(spread.mean for spread in spreads.values())
+    share = spreads["transfer"].mean / total if total > 0 else 0.0
     if share > MUCH:
         yield f"bound by the handoff: {share:.0%} of a request's time is room on the decode side, the link's queue and its bytes"
 
@@ -161,18 +242,17 @@ def _kinds(design: Design) -> Iterator[Worker]:
     yield from dict.fromkeys(member.worker for pool in design.pools for member in pool.members)
 
 
-def _estimates(design: Design, demand: Demand, perf: PerfModel, run: Measurements) -> Iterator[Estimate]:
-    """The trust in the step times at the prompts and batches that were seen."""
-    requests = demand.requests
-    prompts = np.quantile(requests.isl.astype(float), [0.5, 0.99])
-    context = float(np.mean(requests.isl + requests.osl / 2))
+def _estimates(
+    design: Design, perf: PerfModel, run: Measurements, prompts: Sequence[float], context: float
+) -> Iterator[Estimate]:
+    """The trust in the step times at the prompts (tokens) and batches that were seen, and at a mean context."""
     for pool in design.pools:
         running = run.series.values.get(f"{pool.role}_running", np.ones(1))
         batch = max(float(np.nanmean(running)) / pool.count, 1.0)
         for worker in dict.fromkeys(member.worker for member in pool.members):
             timings = []
             if pool.role is not Role.DECODE:
-                timings.append(perf.prefill(worker, prompts))
+                timings.append(perf.prefill(worker, np.array(prompts)))
             if pool.role is not Role.PREFILL:
                 timings.append(perf.decode(worker, batch, context))
             basis = max((timing.basis for timing in timings), key=list(Basis).index)

@@ -196,7 +196,7 @@ def simulated(
     """The document of a judged run. `faults` and `policy` are told as they were given."""
     run, summary, design = judged.run, judged.summary, judged.design
     hours = run.duration / HOUR
-    tokens = float(np.sum((run.requests.isl + run.requests.osl)[run.requests.finished]))
+    tokens = judged.tokens
     return Simulated(
         kind="simulation",
         name=name or run.name,
@@ -222,7 +222,7 @@ def simulated(
         holds=judged.holds,
         promises=tuple(Promise(k.objective, _number(k.seen), _number(k.share), k.holds) for k in summary.kept),
         latencies={metric: _latencies(getattr(summary, metric)) for metric in LATENCIES},
-        stages=_stages(judged.stages),
+        stages=_stages(judged.spreads),
         pools=tuple(_pool(judged, pool) for pool in design.pools),
         link=_link(judged),
         accelerators=design.accelerators,
@@ -249,16 +249,12 @@ def _latencies(spread: Spread) -> Latencies:
     return Latencies(*(_number(getattr(spread, name)) for name in ("mean", "p50", "p90", "p95", "p99", "max")))
 
 
-def _stages(parts: Mapping[str, Floats]) -> dict[str, Stage]:
-    total = sum(float(np.sum(seconds)) for seconds in parts.values())
-    found = {}
-    for name, seconds in parts.items():
-        if not len(seconds):
-            found[name] = Stage(None, None, None, None, None)
-            continue
-        p50, p90, p99 = (float(q) for q in np.quantile(seconds, (0.5, 0.9, 0.99)))
-        found[name] = Stage(float(seconds.mean()), p50, p90, p99, float(np.sum(seconds)) / total if total else None)
-    return found
+def _stages(spreads: Mapping[str, Spread]) -> dict[str, Stage]:
+    total = sum(spread.mean for spread in spreads.values())
+    return {
+        name: Stage(*map(_number, (s.mean, s.p50, s.p90, s.p99, s.mean / total if total else math.nan)))
+        for name, s in spreads.items()
+    }
 
 
 def _pool(judged: Judged, pool: Pool) -> PoolSeen:
@@ -305,7 +301,7 @@ def _link(judged: Judged) -> LinkSeen | None:
     out = [link for link in run.links if link.name.endswith("out")]
     duration = max(run.duration, 1e-12)
     uses = [link.bytes / (link.bandwidth * duration) for link in run.links] or [0.0]
-    handed = int(np.sum(~np.isnan(run.requests.moved)))
+    handed = judged.handed
     total = sum(link.bytes for link in out)
     flight = run.series.values.get("kv_in_flight", np.zeros(0))
     sides = [sum(member.count for member in pool.members) for pool in judged.design.pools]

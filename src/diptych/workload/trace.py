@@ -7,7 +7,7 @@ and what comes back is counts per length and per window.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -111,6 +111,18 @@ class Trace:
             osl,
             self._hashes() if self.layout.blocks else None,
         )
+
+    def parts(self, size: int = 16384) -> Iterator[tuple[_FLOAT | None, _INT, _INT]]:
+        """(arrival, isl, osl) of so many requests at a time, in order of arrival, the rest staying on disk."""
+        rows = self._con.execute(f"SELECT t, isl, osl FROM request ORDER BY {self._order}")  # noqa: S608
+        while few := rows.fetchmany(size):
+            times, isl, osl = zip(*few, strict=True)
+            yield _floats(times) if self.layout.arrival else None, np.array(isl, np.int64), np.array(osl, np.int64)
+
+    def span(self) -> tuple[float, float]:
+        """The first and the last arrival, as the file has them (s)."""
+        first, last = self._row("SELECT min(t), max(t) FROM request")
+        return float(first), float(last)
 
     def _hashes(self) -> tuple[tuple[int, ...], ...]:
         rows = self._con.execute(f"SELECT blocks FROM request ORDER BY {self._order}").fetchall()  # noqa: S608
