@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,6 +94,14 @@ class LimitsConfig(_Strict, frozen=True):
     stall_ms: _Count = 2_000
 
 
+class TierConfig(_Strict, frozen=True):
+    """Memory below the device's: 'dram', 'nvme' in the folder `place`, 'remote' at a store's address. At most `bytes`."""
+
+    kind: Annotated[str, Meta(pattern="^(dram|nvme|remote)$")]
+    bytes: Annotated[int, Meta(ge=1, le=1 << 60)]
+    place: Annotated[str, Meta(max_length=1024)] = ""
+
+
 class TlsConfig(_Strict, frozen=True):
     """Files: this worker's certificate chain and key, and the authority that signs everybody's."""
 
@@ -119,6 +128,7 @@ class Config(_Strict, frozen=True):
     batch: BatchConfig = BatchConfig()
     limits: LimitsConfig = LimitsConfig()
     prefixes: bool = True
+    residency: Annotated[tuple[TierConfig, ...], Meta(max_length=8)] = ()
     drain_s: _Seconds = 30.0
     parent: Annotated[int, Meta(ge=0)] = 0
 
@@ -173,7 +183,22 @@ def _unsafe(config: Config) -> list[Finding]:
             findings.append(Finding(where, f"{address} leaves this host", "`tls`, or a loopback address"))
         if where == "control" and not address.is_local and not config.token_file:
             findings.append(Finding(where, f"{address} leaves this host", "`token_file`, or a loopback address"))
-    return findings
+    return [*findings, *_unplaced(config)]
+
+
+def _unplaced(config: Config) -> Iterator[Finding]:
+    for place, tier in enumerate(config.residency):
+        where = f"residency[{place}]"
+        if tier.kind == "nvme" and not tier.place.startswith("/"):
+            yield Finding(where, f"the folder {tier.place[:80]!r}", "an absolute path")
+        elif tier.kind == "remote":
+            try:
+                address = Address.of(tier.place)
+            except InvalidInput as error:
+                yield from (Finding(where, each.problem, each.expected) for each in error.findings)
+                continue
+            if not address.is_local and config.tls is None:
+                yield Finding(where, f"{address} leaves this host", "`tls`, or an address on it")
 
 
 def toy_format(name: str) -> Format:

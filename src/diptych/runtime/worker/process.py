@@ -19,6 +19,7 @@ from diptych.errors import DiptychError, Finding, InvalidInput
 from diptych.runtime.engine import Engine
 from diptych.runtime.messages import Drain, Drained, Hello, Ready
 from diptych.runtime.peer.address import Address
+from diptych.runtime.worker.below import below
 from diptych.runtime.worker.config import Config, Torch, read
 from diptych.runtime.worker.control import Control, Door
 from diptych.runtime.worker.core import EVERYBODY, Command, Core, Out, Setup, Stop
@@ -59,7 +60,8 @@ async def serve(config: Config, engine: Engine) -> int:
 
     loop, leaving = asyncio.get_running_loop(), threading.Event()
     setup = Setup(config.name, config.role, life, config.rules, config.handoff_limits, config.prefixes)
-    core = Core(engine, setup, emit, tls=config.peer_tls)
+    tiers = below(config.residency, engine, config.peer_tls)
+    core = Core(engine, setup, emit, tls=config.peer_tls, tiers=tiers)
     reached = core.peers.listen(_fresh(config.peer_address))
     door = Door(
         Hello(config.name, config.role, life), _ready(config, engine, str(reached)), _token(config), _tls(config)
@@ -88,6 +90,8 @@ async def serve(config: Config, engine: Engine) -> int:
     await ended.wait()
     core.tell(Stop())
     await asyncio.to_thread(thread.join, 10)
+    if tiers is not None and not thread.is_alive():
+        tiers.close()
     await control.close()
     _fresh(config.control_address)
     return 1 if died else 0

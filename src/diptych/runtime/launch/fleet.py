@@ -1,0 +1,120 @@
+"""A fleet as it was asked for, and the processes that it comes to: one configuration file each, in a private directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from diptych.runtime.gateway.settings import Endpoint, Settings
+from diptych.runtime.launch.program import Program, Turn, answers, listens
+from diptych.runtime.launch.run_dir import write_secretly
+from diptych.runtime.worker.config import BatchConfig, Config, LimitsConfig, TierConfig, Torch, Toy
+
+STORE = "kvstore"
+ADMIN_TOKEN = "admin.token"  # noqa: S105 - a file's name
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """`count` workers of one role that are alike. `threads` of one computation; `usd` an hour of one worker."""
+
+    role: str
+    count: int
+    engine: Toy | Torch
+    threads: int = 1
+    usd: float | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"{self.role}-{number}" for number in range(self.count))
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Everything of it. `gateway` lacks what only the run directory knows: the workers' addresses and the admin token.
+
+    `store` is the size in bytes of a store of the fleet's own, 0 for none; `tiers` are those of every worker, disk folders
+    being shared out among them.
+    """
+
+    pools: tuple[Pool, ...]
+    gateway: Settings
+    tiers: tuple[TierConfig, ...] = ()
+    store: int = 0
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    drain: float = 30.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def workers(self) -> int:
+        return sum(pool.count for pool in self.pools)
+
+    def programs(self, folder: Path, admin_token: str) -> tuple[Program, ...]:
+        """The processes, after writing what each is told into `folder`."""
+        write_secretly(folder / ADMIN_TOKEN, admin_token + "\n")
+        made = [self._store(folder)] if self.store else []
+        for pool in self.pools:
+            made += [self._worker(pool, name, folder) for name in pool.names]
+        return (*made, self._gateway(folder, admin_token))
+
+    def _store(self, folder: Path) -> Program:
+        path = folder / f"{STORE}.socket"
+        arguments = ("kvstore", "--listen", f"unix:{path}", "--capacity", f"{self.store} B")
+        return Program(STORE, Turn.STORE, "diptych", arguments, lambda: listens(path), (path,), more=self.environment)
+
+    def _worker(self, pool: Pool, name: str, folder: Path) -> Program:
+        config = Config(
+            name=name,
+            role=pool.role,
+            run_dir=str(folder),
+            engine=pool.engine,
+            batch=self.batch,
+            limits=self.limits,
+            residency=tuple(self._tiers_of(name, folder)),
+            drain_s=self.drain,
+        )
+        file = write_secretly(folder / f"{name}.json", msgspec.json.encode(config))
+        control, peer = Path(config.control_address.path), Path(config.peer_address.path)
+        arguments = ("--config", str(file))
+        return Program(
+            name, Turn.WORKER, "diptych.runtime.worker", arguments, lambda: listens(control), (control, peer),
+            pool.threads, self.environment,
+        )  # fmt: skip
+
+    def _tiers_of(self, name: str, folder: Path) -> Iterator[TierConfig]:
+        for tier in self.tiers:
+            yield msgspec.structs.replace(tier, place=f"{tier.place}/{name}") if tier.kind == "nvme" else tier
+        if self.store:
+            yield TierConfig("remote", self.store, f"unix:{folder / STORE}.socket")
+
+    def _gateway(self, folder: Path, admin_token: str) -> Program:
+        endpoints = tuple(
+            Endpoint(name, pool.role, f"unix:{folder / name}.control", pool.usd)
+            for pool in self.pools
+            for name in pool.names
+        )
+        settings = msgspec.structs.replace(self.gateway, workers=endpoints, admin_token=admin_token)
+        settings.check()
+        file = write_secretly(folder / "gateway.json", msgspec.json.encode(settings))
+        ready = folder / "gateway.port"
+        arguments = (str(file), str(ready))
+        return Program(
+            "gateway", Turn.GATEWAY, "diptych.runtime.gateway", arguments, lambda: self._serves(ready), (ready,),
+            more=self.environment,
+        )  # fmt: skip
+
+    def _serves(self, ready: Path) -> bool:
+        """Whether the gateway listens and has found every worker."""
+        if not ready.is_file():
+            return False
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.gateway.host, self.gateway.host)  # noqa: S104 - compared
+        _, body = answers(host, self.gateway.port, "/health", secure=bool(self.gateway.tls_certificate))
+        try:
+            return int(json.loads(body)["up"]) >= self.workers
+        except (ValueError, KeyError, TypeError):
+            return False
