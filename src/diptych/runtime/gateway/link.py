@@ -7,6 +7,7 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
+from typing import cast
 
 from diptych.runtime.messages import (
     NEWEST,
@@ -36,19 +37,19 @@ class Link(asyncio.Protocol):
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self._why = "the connection ended"
+        self._is_over = False
         self.closed = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=MAX_UNSENT)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._transport.set_write_buffer_limits(high=MAX_UNSENT)
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
         buffer += data
         begin, size = 0, len(buffer)
         try:
-            while size - begin >= 4:
+            while size - begin >= 4 and not self._is_over:
                 end = begin + 4 + length(bytes(buffer[begin : begin + 4]))
                 if end > size:
                     break
@@ -75,8 +76,8 @@ class Link(asyncio.Protocol):
         return True
 
     def end(self, why: str) -> None:
-        """Close at once."""
-        self._why = why
+        """Close at once; what has come and was not looked at is not looked at any more."""
+        self._why, self._is_over = why, True
         if self._transport is not None:
             self._transport.abort()
 

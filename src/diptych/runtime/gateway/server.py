@@ -62,11 +62,14 @@ def bounded(limits: Limits) -> type[HttpToolsProtocol]:
         def on_headers_complete(self) -> None:
             self._stop_timer()
             self._in_head, self._head = False, 0
+            if len(self.url) > limits.header_bytes:
+                return self._headers_large()
             try:
                 super().on_headers_complete()
             except Exception as error:  # an address that cannot be parsed
                 log.debug("bad request line: %s", error)
                 self.send_400_response("The address is malformed.")
+            return None
 
         def send_400_response(self, msg: str) -> None:
             self._refuse(Refusal(400, "this is not a valid HTTP request", "invalid_http"))
