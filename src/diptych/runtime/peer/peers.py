@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
@@ -105,6 +106,8 @@ class Peers:
             links = list(self._links.values())
         if self._listener is not None:
             path = self._listener.getsockname() if self._listener.family == socket.AF_UNIX else ""
+            with contextlib.suppress(OSError):  # an accept that waits returns
+                self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             if path and os.path.exists(path):
                 os.unlink(path)
@@ -151,9 +154,13 @@ class Peers:
             return
         finally:
             self._strangers.release()
-        if not refused and self._replace(link):
+        if refused:
+            return
+        if self._replace(link):
             link.run()
-            self._forget(link)
+        else:
+            link.give_up("this worker has ended")
+        self._forget(link)
 
     def _replace(self, link: Link) -> bool:
         """An older connection of the same peer ends, and its end is told, before this one is read."""
@@ -164,8 +171,6 @@ class Peers:
         if before is not None:
             before.shut()
             before.told.wait(HANDSHAKE_S)
-        if closed:
-            link.shut()
         return not closed
 
     # --- dialing ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ connection that does not say so in time is ended, which frees them.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ from diptych.runtime.worker.sending import Outgoing
 from diptych.runtime.worker.stepper import Stepper
 from diptych.serving.batching import Holding
 from diptych.serving.blocks import blocks_for
+
+log = logging.getLogger(__name__)
 
 STAGED_AT_MOST = 16
 """What arrives to be rewritten is at most so many times as large as what becomes of it: fp32 beside int4 with scales is 7."""
@@ -434,14 +437,16 @@ class Handoffs:
         half, staging, began = incoming.half, incoming.staging, self.owner.now()
         assert half.table is not None
         assert staging is not None
-        blocks, failed = list(half.table.blocks), []
+        blocks = list(half.table.blocks)
+        failed: list[Exception] = []
 
         def work() -> None:
             try:
                 read = range(staging.blocks)
                 rewrite(staging, read, self.stepper.engine.memory, blocks, incoming.held_tokens, half.todo)
-            except InvalidInput as error:
-                failed.append(str(error))
+            except Exception as error:  # what cannot be converted must not be used, whatever the reason
+                log.exception("the KV of %s cannot be converted", key[0].hex())
+                failed.append(error)
 
         def then() -> None:
             incoming.rewriting = False

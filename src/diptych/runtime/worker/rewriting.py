@@ -133,10 +133,9 @@ def _gathered(layer: LayerMemory, blocks: Sequence[int], begin: int, end: int) -
     first = begin // layer.tokens
     some = list(blocks[first : -(-end // layer.tokens)])
     span = slice(begin - first * layer.tokens, end - first * layer.tokens)
+    dims = (layer.parts, len(some) * layer.tokens, layer.heads)
     codes, scales = (
-        np.ascontiguousarray(
-            rows[some].transpose(1, 0, 3, 2, 4).reshape(layer.parts, -1, layer.heads, rows.shape[4])[:, span]
-        )
+        np.ascontiguousarray(rows[some].transpose(1, 0, 3, 2, 4).reshape(*dims, rows.shape[4])[:, span])
         for rows in _rows(layer)
     )
     shape = KvShape(1, layer.parts, end - begin, layer.heads, layer.dim)

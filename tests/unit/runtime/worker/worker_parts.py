@@ -13,6 +13,7 @@ from diptych.runtime.worker.handoffs import Limits
 from diptych.serving.batching import BatchRules
 
 MODEL = ToyModel(layers=3)
+RULES, LIMITS = BatchRules(budget=64, sequences=64), Limits()
 ROUTE = 1
 
 
@@ -25,8 +26,8 @@ class Worker:
         name,
         role="colocated",
         *,
-        rules=BatchRules(budget=64, sequences=64),
-        limits=Limits(),
+        rules=RULES,
+        limits=LIMITS,
         engine=None,
         tiers=None,
         prefixes=True,
@@ -47,7 +48,7 @@ class Worker:
     def tell(self, message):
         self.core.tell(Command(ROUTE, message))
 
-    def wait(self, found, seconds=20.0):
+    def wait(self, found, seconds=8.0):
         """Until `found` says something of what was said."""
         end = time.monotonic() + seconds
         with self.heard:
