@@ -44,17 +44,20 @@ class Setup:
 class TorchEngine:
     """One model in one precision on one device. One thread at a time drives it."""
 
-    def __init__(self, checkpoint: Checkpoint, setup: Setup, room: paged.Room | None = None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, setup: Setup, room: paged.Room | None = None, decoder: Decoder | None = None
+    ) -> None:
+        """`decoder`: the checkpoint in this precision, where it is loaded already."""
         device = device_named(setup.device)
         self.setup = setup
-        self.decoder = Decoder(checkpoint, weights_named(setup.weights), device)
+        self.decoder = decoder or Decoder(checkpoint, weights_named(setup.weights), device)
         shape = checkpoint.shape
         self.vocabulary, self.eos = shape.vocabulary, shape.eos
         self.max_context = min(setup.max_context or shape.max_context, shape.max_context)
         self.state = _state(checkpoint, setup)
         own = paged.pinned_room if device.type == "cuda" else None
         self.memory: KVMemory = allocate(self.state, setup.blocks, room or own)
-        self._layers = paged.over(self.memory, device)
+        self.layers = paged.over(self.memory, device)
         self._device = device
         self._tails: dict[int, torch.Tensor] = {}
 
@@ -75,7 +78,7 @@ class TorchEngine:
         sound = [chunk for chunk, fault in zip(chunks, faults, strict=True) if fault is None]
         if not sound:
             return [fault for fault in faults if fault is not None]
-        attend = PrefillAttention(self._layers, sound, on_layer)
+        attend = PrefillAttention(self.layers, sound, on_layer)
         tokens = [token for chunk in sound for token in chunk.tokens]
         positions = [chunk.start + place for chunk in sound for place in range(len(chunk.tokens))]
         hidden = self._hidden(tokens, positions, attend)
@@ -83,7 +86,7 @@ class TorchEngine:
         return [fault if fault is not None else next(answers) for fault in faults]
 
     def insert(self, sequence: int, blocks: tuple[int, ...], tokens: int) -> None:
-        for layer in self._layers:
+        for layer in self.layers:
             layer.fetch(blocks[: -(-tokens // self.memory.block_tokens)])
 
     @torch.inference_mode()
@@ -92,6 +95,13 @@ class TorchEngine:
         sound = [step for step, fault in zip(steps, faults, strict=True) if fault is None]
         answers = iter(self._decoded(sound) if sound else ())
         return [fault if fault is not None else next(answers) for fault in faults]
+
+    @torch.inference_mode()
+    def log_probabilities(self, chunk: Chunk) -> torch.Tensor:
+        """Of every token after each token of a chunk that is computed: (tokens, vocabulary)."""
+        positions = list(range(chunk.start, chunk.start + len(chunk.tokens)))
+        hidden = self._hidden(list(chunk.tokens), positions, PrefillAttention(self.layers, [chunk]))
+        return torch.log_softmax(self.decoder.logits(hidden), -1)
 
     def release(self, sequence: int) -> None:
         self._tails.pop(sequence, None)
@@ -109,7 +119,7 @@ class TorchEngine:
         hidden = self._hidden(
             [step.token for step in steps],
             [step.position for step in steps],
-            DecodeAttention(self._layers, steps, self.decoder.dtype),
+            DecodeAttention(self.layers, steps, self.decoder.dtype),
         )
         finite = hidden.isfinite().all(-1)
         choices = [Choice(step.sampling, step.position + 1, step.generated) for step in steps]
@@ -123,7 +133,7 @@ class TorchEngine:
     def _again(self, step: Step) -> Sampled | EngineFault:
         """A step alone, as a chunk of one token: it reads nothing beyond its own tokens, which a batch's padding may."""
         chunk = Chunk(step.sequence, (step.token,), step.position, step.blocks, step.sampling, (), step.generated)
-        attend = PrefillAttention(self._layers, [chunk])
+        attend = PrefillAttention(self.layers, [chunk])
         answer = self._prefilled([chunk], [self._hidden([step.token], [step.position], attend)])[0]
         if isinstance(answer, EngineFault):
             return answer
