@@ -27,6 +27,7 @@ VERBS = (
     "catalog",
     "validate",
     "kvstore",
+    "serve",
 )
 
 

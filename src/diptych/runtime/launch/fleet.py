@@ -54,6 +54,17 @@ class Fleet:
     def workers(self) -> int:
         return sum(pool.count for pool in self.pools)
 
+    @property
+    def host(self) -> str:
+        """Where this machine reaches its gateway."""
+        everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared
+        return everywhere.get(self.gateway.host, self.gateway.host)
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.gateway.tls_certificate else 'http'}://{host}:{self.gateway.port}"
+
     def programs(self, folder: Path, admin_token: str) -> tuple[Program, ...]:
         """The processes, after writing what each is told into `folder`."""
         write_secretly(folder / ADMIN_TOKEN, admin_token + "\n")
@@ -112,8 +123,7 @@ class Fleet:
         """Whether the gateway listens and has found every worker."""
         if not ready.is_file():
             return False
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.gateway.host, self.gateway.host)  # noqa: S104 - compared
-        _, body = answers(host, self.gateway.port, "/health", secure=bool(self.gateway.tls_certificate))
+        _, body = answers(self.host, self.gateway.port, "/health", secure=bool(self.gateway.tls_certificate))
         try:
             return int(json.loads(body)["up"]) >= self.workers
         except (ValueError, KeyError, TypeError):

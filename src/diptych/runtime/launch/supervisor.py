@@ -10,9 +10,10 @@ import asyncio
 import random
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from diptych.errors import DiptychError
 from diptych.runtime.launch.program import Program, Turn
@@ -173,14 +174,13 @@ class Supervisor:
 
     # --- end --------------------------------------------------------------------------------------------------------
 
-    async def until_told(self) -> int:
-        """Keep the fleet until SIGTERM or SIGINT (SIGHUP: `roll`), then end it. 1 when it could not be kept."""
-        loop = asyncio.get_running_loop()
-        rolls: set[asyncio.Task[None]] = set()
-        hurry = asyncio.Event()
+    async def run(self, up: Callable[[], Awaitable[None]]) -> int:
+        """The fleet's whole life: start, call `up`, keep it until SIGTERM or SIGINT, end it. SIGHUP restarts the workers.
 
-        def roll() -> None:
-            rolls.add(loop.create_task(self.roll()))
+        1 when it could not be kept. Raises DidNotStart.
+        """
+        loop = asyncio.get_running_loop()
+        hurry, tasks = asyncio.Event(), set[asyncio.Task[None]]()
 
         def leave() -> None:
             if self._told.is_set():
@@ -189,18 +189,16 @@ class Supervisor:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, leave)
-        loop.add_signal_handler(signal.SIGHUP, roll)
-        await self._told.wait()
-        for task in rolls:
+        started = await _unless(self._told, self.start())
+        if started:
+            loop.add_signal_handler(signal.SIGHUP, lambda: tasks.add(loop.create_task(self.roll())))
+            tasks.add(loop.create_task(_call(up)))
+            await self._told.wait()
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*rolls, return_exceptions=True)
-        stopping = loop.create_task(self.stop())
-        hurrying = loop.create_task(hurry.wait())
-        await asyncio.wait((stopping, hurrying), return_when=asyncio.FIRST_COMPLETED)
-        if not stopping.done():
-            self.kill()
-        await stopping
-        hurrying.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if started and not await _unless(hurry, self.stop()):
+            await self.stop(drain=0)
         return 1 if self._gateway_lost else 0
 
     async def stop(self, drain: float | None = None) -> None:
@@ -216,10 +214,22 @@ class Supervisor:
             await asyncio.gather(*(each.stop(seconds) for each in some))
         self.running.clear()
 
-    def kill(self) -> None:
-        """At once."""
-        for each in self.running.values():
-            each.signal(signal.SIGKILL)
+
+async def _call(up: Callable[[], Awaitable[None]]) -> None:
+    await up()
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do `work`, unless the event comes first: then it is cancelled, and this is False."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if working.done():
+        working.result()
+        return True
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    return False
 
 
 def _named(some: Iterable[Running]) -> str:

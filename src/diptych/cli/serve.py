@@ -1,0 +1,122 @@
+"""`diptych serve`: prefill and decode workers as processes of this machine, behind one OpenAI-compatible gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from diptych.cli.output import err, out
+from diptych.cli.serve_inputs import Setup, read_setup
+from diptych.runtime.launch.first_prompt import ask
+from diptych.runtime.launch.fleet import ADMIN_TOKEN
+from diptych.runtime.launch.run_dir import new_token, run_directory
+from diptych.runtime.launch.supervisor import Supervisor
+
+MODEL, FLEET, LISTEN, RUN = "Model and workers", "Rules", "Where it listens", "Running it"
+Words = str | None
+
+
+def _option(panel: str, help: str, metavar: str = "TEXT") -> Any:
+    return typer.Option(help=help, metavar=metavar, rich_help_panel=panel, show_default=False)
+
+
+def serve(
+    context: typer.Context,
+    run: Annotated[
+        Words, typer.Argument(help="A folder of diptych plan, a plan.json or a design file.", metavar="[RUN]")
+    ] = None,
+    model: Annotated[Words, _option(MODEL, "A checkpoint's folder, a .gguf, demo (default) or toy.", "MODEL")] = None,
+    prefill: Annotated[Words, _option(MODEL, '"1 x cpu:bf16", with kv=, threads=, blocks=, usd=.', "POOL")] = None,
+    decode: Annotated[Words, _option(MODEL, '"2 x cpu:int8, kv=int8".', "POOL")] = None,
+    colocated: Annotated[Words, _option(MODEL, "Workers that do both.", "POOL")] = None,
+    ownership: Annotated[Words, _option(FLEET, "Who moves KV: push (default) or pull.", "WHO")] = None,
+    residency: Annotated[
+        Words, _option(FLEET, '"dram:2GiB, nvme:/var/kv:20GiB, remote:unix:/run/kv.sock" or kvstore:1GiB.', "TIERS")
+    ] = None,
+    policy: Annotated[
+        Words, _option(FLEET, "When a worker is lost: prefill=ROLE, decode=ROLE of fail, other, recompute, colocate.")
+    ] = None,
+    slo: Annotated[Words, _option(FLEET, '"ttft_p90<2s, tpot_p90<50ms": refuse what would miss it.', "SLO")] = None,
+    lease: Annotated[Words, _option(FLEET, "How long KV is kept for a worker that is silent: 30s.", "TIME")] = None,
+    short_prompt: Annotated[int, _option(FLEET, "Shorter prompts stay on a decode worker.", "TOKENS")] = 0,
+    host: Annotated[str, _option(LISTEN, "127.0.0.1; others need a token and TLS.", "HOST")] = "127.0.0.1",
+    port: Annotated[int, _option(LISTEN, "8000; 0 for any that is free.", "PORT")] = 8000,
+    token_file: Annotated[Words, _option(LISTEN, "The key that clients must send.", "FILE")] = None,
+    tls_cert: Annotated[Words, _option(LISTEN, "The gateway's certificate chain, PEM.", "FILE")] = None,
+    tls_key: Annotated[Words, _option(LISTEN, "Its key, PEM.", "FILE")] = None,
+    ask_prompt: Annotated[
+        Words, typer.Option("--ask", help="Ask this when all are up, and show the answer.", rich_help_panel=RUN)
+    ] = None,
+    logs: Annotated[Words, _option(RUN, "Keep the processes' logs here.", "DIR")] = None,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="One JSON object a line in the logs.", rich_help_panel=RUN)
+    ] = False,
+) -> None:
+    """Serve a model with prefill and decode on workers of their own precision, behind one OpenAI-compatible gateway.
+
+    Ends at SIGTERM or Ctrl-C after finishing what is open; twice ends at once; SIGHUP restarts the workers one by one.
+
+    Examples:
+
+      diptych serve --ask "What is a diptych?"
+
+      diptych serve --model ./hf-dir --prefill "1 x cpu:bf16" --decode "2 x cpu:int8, kv=int8" --ownership pull
+
+      diptych serve runs/conv
+    """
+    setup = read_setup(dict(context.params), _say, {})
+    code = asyncio.run(_serve(setup, ask_prompt))
+    if code:
+        raise typer.Exit(code)
+
+
+async def _serve(setup: Setup, prompt: str | None) -> int:
+    for note in setup.notes:
+        _say(f"note: {note}")
+    with run_directory() as folder:
+        logs = setup.logs or folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        programs = setup.fleet.programs(folder, new_token())
+        supervisor = Supervisor(programs, logs, _say)
+
+        async def up() -> None:
+            _show(setup, folder, logs)
+            if prompt:
+                await asyncio.to_thread(_answer, setup, prompt)
+
+        return await supervisor.run(up)
+
+
+def _show(setup: Setup, folder: Path, logs: Path) -> None:
+    """Where to look next."""
+    url = setup.fleet.url
+    lines = [
+        f"{setup.fleet.gateway.model} is served at {url}/v1",
+        *(
+            f"  {pool.role:<10} {pool.count} × {_engine(pool.engine)}, {pool.threads} thread{'s' * (pool.threads > 1)}"
+            for pool in setup.fleet.pools
+        ),
+        f"  live page  {url}/ui  (its token is in {folder / ADMIN_TOKEN})",
+        f"  metrics    {url}/metrics",
+        f"  logs       {logs}",
+        f"  try        curl {url}/v1/completions -H 'content-type: application/json' "
+        f'-d \'{{"model": "{setup.fleet.gateway.model}", "prompt": "Hello", "max_tokens": 16}}\'',
+    ]
+    out.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _engine(engine: Any) -> str:
+    weights = getattr(engine, "weights", "toy")
+    return f"{getattr(engine, 'device', 'cpu')} {weights} weights, {engine.kv} KV, {engine.blocks:,} blocks"
+
+
+def _answer(setup: Setup, prompt: str) -> None:
+    out.print(f"\n> {prompt}", markup=False, soft_wrap=True)
+    out.print(ask(setup.fleet.url, setup.fleet.gateway, prompt), markup=False, soft_wrap=True)
+
+
+def _say(text: str) -> None:
+    err.print(text, markup=False, soft_wrap=True)
