@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long test-silicon test-vllm check vendor lock clean
+.PHONY: demo serve test test-long test-silicon test-vllm check vendor lock clean
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -14,6 +14,9 @@ BIN := .venv/bin
 demo: .venv/ready  ## plan Llama-3.1-70B on the Azure conversation trace and write a report
 	$(BIN)/diptych plan --model Llama-3.1-70B --workload azure2023_conv.csv.gz --rate 20 \
 		--slo "ttft_p90<2s, tpot_p90<50ms" --prices aws --out runs/conv
+
+serve: .venv/ready  ## a small instruct model on this machine: bf16 prefill, int8 decode, one gateway, one prompt answered
+	$(BIN)/diptych serve --ask "What is a diptych? Answer in one sentence."
 
 check: .venv/ready  ## format, lint, types, import layers
 	$(BIN)/ruff format --check src tests benchmarks examples tools
