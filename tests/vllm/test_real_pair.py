@@ -141,7 +141,7 @@ GARBAGE = {
 @pytest.mark.parametrize("name", GARBAGE)
 def test_what_stock_vllm_answers_with_garbage_is_refused_before_traffic(name, model) -> None:
     first, second, extra = GARBAGE[name]
-    prefill, decode = Server("prefill", 1, first, extra), Server("decode", 2, second, extra)
+    prefill, decode = Server("prefill", 1, "bfloat16", first, extra), Server("decode", 2, "bfloat16", second, extra)
     commands = [f"VLLM_CPU_KVCACHE_SPACE=1 python {shlex.join(server.command(model))}" for server in (prefill, decode)]
     report = check(read_pair(commands[:1], commands[1:]), Catalog.load())
     assert any(each.severity in (Severity.SILENT, Severity.REQUEST) for each in report.broken), report.broken

@@ -11,7 +11,7 @@ COUNTERS = {
     "sglang": re.compile(r"^sglang:kv_transfer_total_mb_sum(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE),
 }
 """vLLM counts on decode the prompt tokens taken from a transfer, SGLang on prefill the megabytes sent."""
-PROMPT = " ".join(f"Item {number} is {number * 7 % 97}." for number in range(200))
+PROMPT = " ".join(f"Item {number} is {number * 7 % 97}." for number in range(50))
 
 
 def counted(engine: str, exposition: str) -> float:

@@ -229,7 +229,7 @@ class Driver:
         peer.load += size
         try:
             async with self._session.post(peer.url + path, json=body, headers={"X-Request-Id": request}) as answer:
-                text = await answer.content.read(MAX_ANSWER)
+                text = await _whole(answer)
                 if answer.status != 200:
                     raise _refusal(answer.status, text)
                 told = msgspec.json.decode(text)
@@ -247,7 +247,7 @@ class Driver:
             self.fleet.counts["decode failed", type(error).__name__] += 1
             raise Refusal(502, f"the decode worker failed: {type(error).__name__}", "decode_failed", after=1) from None
         if answer.status != 200:
-            text = await answer.content.read(MAX_ANSWER)
+            text = await _whole(answer)
             answer.release()
             self.fleet.counts["decode failed", f"answered {answer.status}"] += 1
             raise _refusal(answer.status, text)
@@ -275,8 +275,18 @@ class Driver:
         total = 0.0
         for peer in peers:
             async with self._session.get(f"{peer.url}/metrics") as answer:
-                total += counted(engine, (await answer.content.read(MAX_ANSWER)).decode(errors="replace"))
+                total += counted(engine, (await _whole(answer)).decode(errors="replace"))
         return total
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> bytes:
+    """An answer's bytes, at most so many: a worker is not believed about its size either."""
+    room = bytearray()
+    async for piece in answer.content.iter_any():
+        room += piece
+        if len(room) > MAX_ANSWER:
+            raise Refusal(502, "a worker's answer is too long", "bad_answer")
+    return bytes(room)
 
 
 def _refusal(status: int, text: bytes) -> Refusal:

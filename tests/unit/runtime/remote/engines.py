@@ -42,7 +42,8 @@ class Worker:
         if isinstance(self.fail, int) and self.fail:
             return web.json_response({"error": {"message": "no", "code": self.fail}}, status=self.fail)
         if self.role == "prefill":
-            return web.json_response({"choices": [{"text": "X"}], "kv_transfer_params": self.ticket})
+            long = {"choices": [{"text": "X" * 300_000}], "kv_transfer_params": self.ticket}  # more than one read
+            return web.json_response(long)
         if body.get("kv_transfer_params"):
             self.transferred += 100
         if not body.get("stream"):
