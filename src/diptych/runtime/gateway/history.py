@@ -30,7 +30,7 @@ class Finished:
 
 
 class History:
-    """Filled by the service, read by `snapshot`."""
+    """Filled by the service, read by `snapshot`. `told` counts the tokens given to clients."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -43,7 +43,7 @@ class History:
         self.conversions: Counter[str] = Counter()
         self.pairs: dict[tuple[str, str], list[float]] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=50)
-        self._bytes = 0
+        self.told = self._bytes = 0
         self._next = 0.0
         self._last = (0.0, 0, 0)
 
@@ -87,7 +87,6 @@ class History:
         if now < self._next:
             return
         then, moved, said = self._last
-        output = int(sum(each.last.output_tokens for each in self._service.roster if each.last))
         age = now - then if then else 1.0
         latencies = self.latencies(now, 10.0)
         self.points.append(
@@ -95,7 +94,7 @@ class History:
                 "at": time.time(),
                 "queued": self._queued(),
                 "open": self._service.ledger()["answers"],
-                "tokens_per_second": max(0, output - said) / age if then else 0.0,
+                "tokens_per_second": (self.told - said) / age if then else 0.0,
                 "transfer_bytes_per_second": (self._bytes - moved) / age if then else 0.0,
                 "ttft_p50": latencies["ttft"]["p50"],
                 "ttft_p99": latencies["ttft"]["p99"],
@@ -103,7 +102,7 @@ class History:
                 "e2e_p50": latencies["e2e"]["p50"],
             }
         )
-        self._last, self._next = (now, self._bytes, output), now + 1.0
+        self._last, self._next = (now, self._bytes, self.told), now + 1.0
         cost = self.cost()
         if cost is not None:
             self._service.meters.cost.set(cost)

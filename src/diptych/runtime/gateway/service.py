@@ -218,6 +218,7 @@ class Service:
             self._first(answer, now)
         answer.last, answer.count = now, answer.count + count
         self.meters.output_tokens.inc(count)
+        self.history.told += count
         if not answer.mailbox.put(Given(answer.choice, deed.tokens)):
             self._do(self._attempts.cancelled(answer.id))
             self._settle(answer, "slow reader")

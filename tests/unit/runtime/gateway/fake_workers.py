@@ -26,6 +26,7 @@ from diptych.runtime.messages import (
     Params,
     Ready,
     Submit,
+    Tier,
     Tokens,
     decode_at_worker,
     encode,
@@ -64,6 +65,7 @@ class FakeWorker:
     max_context: int = 4096
     advances: bool = True
     hello_name: str = ""
+    tiers: tuple[Tier, ...] = ()
     fails: list[tuple[str, bool]] = field(default_factory=list)
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[bytes] = field(default_factory=list)
@@ -126,6 +128,7 @@ class FakeWorker:
             self.steps,
             self.prompts,
             self.output,
+            tiers=self.tiers,
         )
 
     async def _beat(self, writer: asyncio.StreamWriter) -> None:
@@ -279,7 +282,15 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def fleet(folder: Path, roles: str = "prefill decode", *, tune=None, model: ToyModel = MODEL, **settings):
+async def fleet(
+    folder: Path,
+    roles: str = "prefill decode",
+    *,
+    tune=None,
+    model: ToyModel = MODEL,
+    model_name: str = "toy",
+    **settings,
+):
     """Start workers, one per word of `roles`, and a gateway; `tune(workers)` changes workers before they start."""
     workers: dict[str, FakeWorker] = {}
     for role in roles.split():
@@ -293,7 +304,7 @@ async def fleet(folder: Path, roles: str = "prefill decode", *, tune=None, model
         await each.start()
     endpoints = tuple(Endpoint(each.name, each.role, each.address, 1.0) for each in workers.values())
     made = Settings(
-        **{"model": "toy", "workers": endpoints, "port": 0, "admin_token": "operator", "heartbeat_seconds": 0.5}
+        **{"model": model_name, "workers": endpoints, "port": 0, "admin_token": "operator", "heartbeat_seconds": 0.5}
         | settings
     )
     service = Service(made)
