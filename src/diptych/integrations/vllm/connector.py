@@ -1,0 +1,320 @@
+"""The connector that vLLM loads: a scheduler's side that names prompts, and a worker's side that has a joint move them.
+
+Written for the V1 connector API of vLLM 0.32 and 0.33.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import base  # type: ignore[import-not-found, unused-ignore]
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # type: ignore[import-not-found, unused-ignore]
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+from vllm.logger import init_logger  # type: ignore[import-not-found, unused-ignore]
+
+import vllm  # type: ignore[import-not-found, unused-ignore]
+from diptych.integrations.vllm.counts import COUNTERS, GAUGES, added
+from diptych.integrations.vllm.jobs import Fetch, Keep, Tell
+from diptych.integrations.vllm.joint import Joint
+from diptych.integrations.vllm.settings import Settings
+from diptych.integrations.vllm.ticket import Place, Ticket, digest_of, read_ticket
+
+KNOWN = ("0.32", "0.33")
+"""Releases of vLLM whose connector API this follows."""
+ABSTRACT = {
+    "build_connector_meta",
+    "get_num_new_matched_tokens",
+    "save_kv_layer",
+    "start_load_kv",
+    "update_state_after_alloc",
+    "wait_for_layer_load",
+    "wait_for_save",
+}
+BEATS = 6
+"""Times in a lease that decode says it still waits, as `runtime.handoff` has it."""
+log = init_logger(f"vllm.{__name__}")
+
+
+@dataclass
+class DiptychMetadata(base.KVConnectorMetadata):  # type: ignore[misc, unused-ignore]
+    """From the scheduler's side to the workers', once a step. A `Fetch` comes with the ticket that has a place per rank."""
+
+    keep: list[Keep] = field(default_factory=list)
+    fetch: list[tuple[Fetch, Ticket | None]] = field(default_factory=list)
+    tell: list[tuple[Tell, Ticket]] = field(default_factory=list)
+    cancel: list[str] = field(default_factory=list)
+
+
+@dataclass
+class DiptychHandshake(base.KVConnectorHandshakeMetadata):  # type: ignore[misc, unused-ignore]
+    """From a worker at its start: its name and where it is asked."""
+
+    worker: str
+    doorbell: str
+
+
+class DiptychStats(KVConnectorStats):  # type: ignore[misc, unused-ignore]
+    """An interval's counts, by name."""
+
+    def reset(self) -> None:
+        self.data: dict[str, Any] = {}
+
+    def aggregate(self, other: Any) -> DiptychStats:
+        return DiptychStats(added(self.data, other.data))
+
+    def reduce(self) -> dict[str, int | float]:
+        return {name: value for name, value in sorted(self.data.items()) if value}
+
+    def is_empty(self) -> bool:
+        return not any(self.data.get(name) for name in COUNTERS)
+
+
+class DiptychMetrics(KVConnectorPromMetrics):  # type: ignore[misc, unused-ignore]
+    """The counts in vLLM's own registry, as `vllm:diptych_*`."""
+
+    def __init__(self, config: Any, types: Any, labels: list[str], values: dict[int, list[object]]) -> None:
+        super().__init__(config, types, labels, values)
+        self._metrics: dict[str, Any] = {}
+        for kind, names in ((self._counter_cls, COUNTERS), (self._gauge_cls, GAUGES)):
+            for name, said in names.items():
+                metric = kind(name=f"vllm:diptych_{name}", documentation=said.capitalize() + ".", labelnames=labels)
+                self._metrics[name] = {engine: metric.labels(*value) for engine, value in values.items()}
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, value in transfer_stats_data.items():
+            if name in COUNTERS and value:
+                self._metrics[name][engine_idx].inc(value)
+            elif name in GAUGES:
+                self._metrics[name][engine_idx].set(value)
+
+
+class DiptychConnector(base.KVConnectorBase_V1):  # type: ignore[misc, unused-ignore]
+    """Hands prompts from a prefill to a decode vLLM that may keep its KV in another form."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        refuse_unknown_api()
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._settings = Settings.of(self._kv_transfer_config.kv_connector_extra_config)
+        scheduler = role is base.KVConnectorRole.SCHEDULER
+        self._scheduler = SchedulerSide(vllm_config, self._settings) if scheduler else None
+        self._joint: Joint | None = None
+        self._gauges: dict[str, float] = {}
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Blocks that move while prompts are kept would be read elsewhere (asked by vLLM 0.33)."""
+        return False
+
+    # --- the scheduler's side ---------------------------------------------------------------------------------------
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        self._side.ranks = tuple(Place(metadata[rank].worker, metadata[rank].doorbell) for rank in sorted(metadata))
+
+    def on_new_request(self, request: Any) -> None:
+        self._side.waits(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._side.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._side.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> DiptychMetadata:
+        return self._side.metadata()
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self._side.loading -= set(connector_output.finished_recving or ())
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self._side.finished(request, block_ids)
+
+    @property
+    def _side(self) -> SchedulerSide:
+        assert self._scheduler is not None, "asked of a worker"
+        return self._scheduler
+
+    # --- the worker's side ------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        from diptych.integrations.vllm.selftest import blocks_of
+
+        blocks = blocks_of(self._vllm_config, kv_caches, self._kv_cache_config, self._settings)
+        self._rank = _rank()
+        name = f"{str(self._kv_transfer_config.engine_id)[:100]}-{self._rank}"
+        self._joint = Joint(name, blocks, self._settings, log.warning)
+        log.info("diptych: %s in blocks of %d tokens, asked at %s", blocks.state.format,
+                 blocks.state.storage.block_tokens, self._joint.doorbell)  # fmt: skip
+
+    def get_handshake_metadata(self) -> DiptychHandshake | None:
+        return DiptychHandshake(self._joint.name, self._joint.doorbell) if self._joint else None
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        joint, meta = self._joint, self._get_connector_metadata()
+        assert joint is not None
+        for keep in meta.keep:
+            joint.keep(keep)
+        for fetch, ticket in meta.fetch:
+            place = ticket.ranks[self._rank] if ticket is not None and not fetch.refused else Place("-", "-")
+            joint.fetch(replace(fetch, doorbell=place.doorbell, peer=place.worker))
+        for tell, ticket in meta.tell:
+            if self._rank < len(ticket.ranks):
+                joint.tell(replace(tell, doorbell=ticket.ranks[self._rank].doorbell))
+        for request in meta.cancel:
+            joint.cancel(request)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass  # nothing is loaded while a forward pass needs it
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        pass  # blocks are read once a prompt is whole
+
+    def wait_for_save(self) -> None:
+        pass
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        if self._joint is None:
+            return base.KVConnectorTransferResults()
+        found = self._joint.take()
+        return base.KVConnectorTransferResults(found.sent, found.received, found.failed)
+
+    def get_kv_connector_stats(self) -> DiptychStats | None:
+        if self._joint is None:
+            return None
+        counts = self._joint.counted()
+        gauges = {name: counts[name] for name in GAUGES}
+        if gauges == self._gauges and not any(counts[name] for name in COUNTERS):
+            return None
+        self._gauges = gauges
+        return DiptychStats(counts)
+
+    def shutdown(self) -> None:
+        if self._joint is not None:
+            self._joint.close()
+
+    # --- metrics ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> DiptychStats:
+        return DiptychStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
+    ) -> Any:
+        return DiptychMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+class SchedulerSide:
+    """Which prompts are kept for others, and which are fetched into which blocks. It moves nothing."""
+
+    def __init__(self, config: Any, settings: Settings) -> None:
+        self._settings = settings
+        self._tp = config.parallel_config.tensor_parallel_size
+        self.ranks: tuple[Place, ...] = ()
+        self.loading: set[str] = set()
+        self._epoch = time.time_ns()
+        self._waiting: dict[str, tuple[Ticket, float]] = {}
+        self._next = DiptychMetadata()
+
+    def waits(self, request: Any) -> None:
+        """A request has come and may wait long for room: its prompt must be kept meanwhile."""
+        if _wants(request):
+            ticket, refused = self._ticket(request)
+            if ticket is not None and not refused:
+                self._waiting[request.request_id] = (ticket, time.monotonic())
+
+    def matched(self, request: Any, computed: int) -> tuple[int, bool]:
+        """Tokens that prefill has beyond those that are here; asked again and again, so nothing is changed."""
+        missing = request.num_prompt_tokens - computed if _wants(request) else 0
+        return (missing, True) if missing > 0 else (0, False)
+
+    def allocated(self, request: Any, blocks: Any, external: int) -> None:
+        """Blocks are there; a prompt is fetched once."""
+        if not _wants(request):
+            return
+        request.kv_transfer_params["do_remote_prefill"] = False
+        self._waiting.pop(request.request_id, None)
+        ticket, refused = self._ticket(request)
+        if external <= 0:
+            self._drop(ticket)
+            return
+        key = ticket.key if ticket is not None else (secrets.token_bytes(16), 0)
+        (ids,) = blocks.get_block_ids()
+        tokens = request.num_prompt_tokens
+        job = Fetch(key, request.request_id, tuple(ids), tokens, tokens - external, "", "", refused)
+        self._next.fetch.append((job, ticket))
+        self.loading.add(request.request_id)
+
+    def finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """A request has ended: a prefill whole and asked for is kept; a decode that still waits no longer does."""
+        self._waiting.pop(request.request_id, None)
+        if _wants(request):
+            self._drop(self._ticket(request)[0])
+            return False, None
+        if request.request_id in self.loading:
+            self._next.cancel.append(request.request_id)
+            return False, None
+        params = request.kv_transfer_params or {}
+        whole = request.num_computed_tokens >= request.num_prompt_tokens
+        if not params.get("do_remote_decode") or not whole or not block_ids or not _ended_well(request):
+            return False, None
+        return True, self._kept(request, block_ids)
+
+    def metadata(self) -> DiptychMetadata:
+        """What the workers are told with this step."""
+        now = time.monotonic()
+        for request, (ticket, told) in self._waiting.items():
+            if (now - told) * 1000 * BEATS >= ticket.lease_ms:
+                self._waiting[request] = (ticket, now)
+                self._next.tell.append((Tell(ticket.key, "", "keep"), ticket))
+        found, self._next = self._next, DiptychMetadata()
+        return found
+
+    def _kept(self, request: Any, block_ids: Iterable[int]) -> dict[str, Any]:
+        self._epoch += 1
+        prompt = request.prompt_token_ids
+        lease_ms = int(self._settings.lease_s * 1000)
+        ticket = Ticket(secrets.token_hex(16), self._epoch, len(prompt), digest_of(prompt), lease_ms, self.ranks)
+        self._next.keep.append(Keep(ticket.key, request.request_id, tuple(block_ids), len(prompt)))
+        return ticket.params()
+
+    def _ticket(self, request: Any) -> tuple[Ticket | None, str]:
+        return read_ticket(request.kv_transfer_params, request.prompt_token_ids or (), self._tp)
+
+    def _drop(self, ticket: Ticket | None) -> None:
+        if ticket is not None:
+            self._next.tell.append((Tell(ticket.key, "", "drop"), ticket))
+
+
+def refuse_unknown_api() -> None:
+    """Raise a sentence unless this vLLM's connector API is one that this was written for."""
+    found = ".".join(re.split(r"[.+]", str(vllm.__version__))[:2])
+    abstract = set(base.KVConnectorBase_V1.__abstractmethods__)
+    if found not in KNOWN or abstract != ABSTRACT or not hasattr(base, "KVConnectorTransferResults"):
+        raise ValueError(
+            f"DiptychConnector follows the connector API of vLLM {' and '.join(KNOWN)}; this is vLLM {vllm.__version__},"
+            " whose API it does not know. Use one of those, or a newer diptych."
+        )
+
+
+def _wants(request: Any) -> bool:
+    return bool((request.kv_transfer_params or {}).get("do_remote_prefill"))
+
+
+def _ended_well(request: Any) -> bool:
+    from vllm.v1.request import RequestStatus  # type: ignore[import-not-found, unused-ignore]
+
+    return request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+
+
+def _rank() -> int:
+    from vllm.distributed import get_tensor_model_parallel_rank  # type: ignore[import-not-found, unused-ignore]
+
+    return int(get_tensor_model_parallel_rank())

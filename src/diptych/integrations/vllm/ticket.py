@@ -1,0 +1,70 @@
+"""What prefill's answer carries to decode (`kv_transfer_params`): which handoff, over which tokens, and whom to ask for it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from diptych.boundary.messages import MAX_LEASE_MS
+from diptych.integrations.vllm.jobs import Key
+
+RANKS = 1024
+
+
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One prefill rank: its worker's name and the address where it is asked."""
+
+    worker: Annotated[str, Meta(min_length=1, max_length=128)]
+    doorbell: Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One prompt that a prefill worker keeps. `digest` is over the prompt's tokens; `ranks` has one place per TP rank."""
+
+    id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    epoch: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    tokens: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    digest: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    lease_ms: Annotated[int, Meta(ge=1, le=MAX_LEASE_MS)]
+    ranks: Annotated[tuple[Place, ...], Meta(min_length=1, max_length=RANKS)]
+
+    @property
+    def key(self) -> Key:
+        """The handoff's id and epoch."""
+        return bytes.fromhex(self.id), self.epoch
+
+    def params(self) -> dict[str, Any]:
+        """The parameters of decode's request, as routers for vLLM pass them on."""
+        first = self.ranks[0]
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": first.worker,
+            "diptych": msgspec.to_builtins(self),
+        }
+
+
+def read_ticket(params: Mapping[str, Any], prompt: Sequence[int], ranks: int) -> tuple[Ticket | None, str]:
+    """The ticket of a decode request, and why its KV must not be used if so."""
+    try:
+        ticket = msgspec.convert(params.get("diptych"), Ticket)
+    except msgspec.ValidationError as error:
+        return None, f"the ticket cannot be read: {error}"[:300]
+    if ticket.tokens != len(prompt) or ticket.digest != digest_of(prompt):
+        return ticket, "other tokens were prefilled than are asked for"
+    if len(ticket.ranks) != ranks:
+        return (
+            ticket,
+            f"prefill has {len(ticket.ranks)} tensor-parallel ranks and decode {ranks}: equal ones are needed",
+        )
+    return ticket, ""
+
+
+def digest_of(tokens: Sequence[int]) -> str:
+    """A digest of token numbers."""
+    return blake2b(array("I", tokens).tobytes(), digest_size=16).hexdigest()

@@ -1,0 +1,270 @@
+"""Two joints in one process, over torch tensors packed as vLLM's CPU attention packs them: what arrives, and what does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from diptych.boundary.element import Element
+from diptych.integrations.vllm.cache import TorchBlocks
+from diptych.integrations.vllm.doorbell import Ring, ring
+from diptych.integrations.vllm.facts import Facts
+from diptych.integrations.vllm.jobs import Fetch, Finished, Keep, Tell
+from diptych.integrations.vllm.joint import Joint
+from diptych.integrations.vllm.settings import Settings
+from diptych.runtime.peer.address import Address
+
+LAYERS, HEADS, DIM, BLOCKS = 3, 2, 16, 12
+FACTS = Facts("m", "", "w", {"rope_theta": 1e4}, LAYERS, HEADS, DIM, 32, "torch.float32", "auto")
+KEY = (b"0123456789abcdef", 7)
+DTYPES = {
+    Element.FP32: torch.float32,
+    Element.BF16: torch.bfloat16,
+    Element.FP16: torch.float16,
+    Element.E4M3FN: torch.float8_e4m3fn,
+}
+
+
+def packed_places(tokens: int) -> np.ndarray:
+    """Each head's keys with tokens innermost, then its values."""
+    whole = np.arange(HEADS * 2 * tokens * DIM).reshape(HEADS, 2, tokens * DIM)
+    keys = whole[:, 0].reshape(HEADS, DIM, tokens).transpose(0, 2, 1)
+    return np.stack([keys, whole[:, 1].reshape(HEADS, tokens, DIM)])
+
+
+class Worker:
+    """Tensors as vLLM would have them, and a joint over them."""
+
+    def __init__(self, tokens: int, dtype: str, cache: str = "auto", **settings) -> None:
+        self.tokens = tokens
+        state = replace(FACTS, block_tokens=tokens, model_dtype=dtype, cache_dtype=cache).state()
+        self.dtype = DTYPES[state.format.element]
+        self.tensors = [torch.zeros(BLOCKS, HEADS, tokens, 2 * DIM, dtype=self.dtype) for _ in range(LAYERS)]
+        self.said: list[str] = []
+        self.blocks = TorchBlocks.of(self.tensors, packed_places(tokens), state)
+        self.joint = Joint(f"w{id(self)}", self.blocks, Settings.of(settings), self.said.append)
+        self.done = Finished()
+
+    def put(self, values: np.ndarray, blocks: list[int]) -> None:
+        """(layers, parts, tokens, heads, dim) into these blocks, as the backend would."""
+        flat = self._flat()
+        for token in range(values.shape[2]):
+            block, slot = blocks[token // self.tokens], token % self.tokens
+            for layer in range(LAYERS):
+                at = packed_places(self.tokens)[:, :, slot]
+                flat[layer][block, torch.from_numpy(at.copy())] = torch.from_numpy(values[layer, :, token]).to(
+                    self.dtype
+                )
+
+    def get(self, count: int, blocks: list[int]) -> np.ndarray:
+        """The first `count` tokens of these blocks."""
+        found = np.zeros((LAYERS, 2, count, HEADS, DIM), np.float32)
+        for layer, flat in enumerate(self._flat()):
+            for token in range(count):
+                at = packed_places(self.tokens)[:, :, token % self.tokens]
+                found[layer, :, token] = flat[blocks[token // self.tokens]].float()[torch.from_numpy(at.copy())]
+        return found
+
+    def _flat(self) -> list[torch.Tensor]:
+        return [tensor.view(BLOCKS, -1) for tensor in self.tensors]
+
+    def fetch(self, source: Worker, tokens: int, blocks: list[int], held: int = 0, key=KEY, request="d") -> None:
+        job = Fetch(key, request, tuple(blocks), tokens, held, source.joint.doorbell, source.joint.name)
+        self.joint.fetch(job)
+
+    def wait(self, *, sent: str = "", received: str = "", seconds: float = 10) -> Finished:
+        """Until vLLM would have been told of this request."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            found = self.joint.take()
+            for name in ("sent", "received", "failed"):
+                getattr(self.done, name).update(getattr(found, name))
+            if (not sent or sent in self.done.sent) and (not received or received in self.done.received):
+                return self.done
+            time.sleep(0.005)
+        raise AssertionError(f"not told: {self.done}, {self.said}")
+
+
+@pytest.fixture
+def made() -> Iterator[list[Worker]]:
+    workers: list[Worker] = []
+    yield workers
+    for worker in workers:
+        worker.joint.close()
+
+
+def pair(made, first: Worker, second: Worker) -> tuple[Worker, Worker]:
+    made += [first, second]
+    return first, second
+
+
+def values(tokens: int, seed: int = 1) -> np.ndarray:
+    """Values that every element format keeps exactly."""
+    found = np.random.default_rng(seed).integers(-7, 8, (LAYERS, 2, tokens, HEADS, DIM))
+    return found.astype(np.float32)
+
+
+FORMS = [
+    ((32, "torch.float32", "auto"), (32, "torch.float32", "auto"), ""),
+    ((32, "torch.bfloat16", "auto"), (64, "torch.float16", "auto"), ""),
+    ((64, "torch.bfloat16", "auto"), (32, "torch.float32", "auto"), ""),
+    ((64, "torch.bfloat16", "auto"), (128, "torch.bfloat16", "fp8"), ""),
+    ((128, "torch.bfloat16", "fp8"), (64, "torch.float16", "auto"), ""),
+    ((32, "torch.float32", "auto"), (64, "torch.bfloat16", "auto"), "bf16"),
+    ((32, "torch.float32", "auto"), (64, "torch.bfloat16", "auto"), "fp8"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "wire"), FORMS)
+@pytest.mark.parametrize("tokens", [1, 64, 77])
+def test_what_arrives_means_what_was_computed(made, first, second, wire, tokens) -> None:
+    prefill, decode = pair(made, Worker(*first, wire=wire), Worker(*second))
+    told = values(tokens)
+    there, here = [5, 2, 9][: -(-tokens // first[0])], [3, 7, 1][: -(-tokens // second[0])]
+    prefill.put(told, there)
+    prefill.joint.keep(Keep(KEY, "p", tuple(there), tokens))
+    decode.fetch(prefill, tokens, here)
+    assert not decode.wait(received="d").failed
+    np.testing.assert_array_equal(decode.get(tokens, here), told)
+    prefill.wait(sent="p")
+    assert prefill.joint.leases == 0
+    others = [block for block in range(BLOCKS) if block not in here]
+    assert all(float(tensor[others].float().abs().max()) == 0 for tensor in decode.tensors)
+    counts = decode.joint.counted()
+    assert (counts["received"], counts["failed"], counts["open_transfers"]) == (1, 0, 0)
+
+
+def test_only_what_is_missing_travels_and_what_is_here_is_left_alone(made) -> None:
+    prefill, decode = pair(made, Worker(32, "torch.float32"), Worker(64, "torch.float32"))
+    told = values(150)
+    prefill.put(told, [0, 1, 2, 3, 4])
+    prefill.joint.keep(Keep(KEY, "p", (0, 1, 2, 3, 4), 150))
+    decode.tensors[0][8] = 3.0
+    before = decode.tensors[0][8].clone()
+    decode.fetch(prefill, 150, [8, 9, 10], held=64)
+    decode.wait(received="d")
+    assert torch.equal(decode.tensors[0][8], before)
+    np.testing.assert_array_equal(decode.get(150, [8, 9, 10])[:, :, 64:], told[:, :, 64:])
+    whole = 5 * 2 * HEADS * 32 * DIM * 4 * LAYERS
+    assert decode.joint.counted()["received_bytes"] == whole * 3 / 5
+
+
+def test_nobody_reads_after_the_lease(made) -> None:
+    """The blocks are vLLM's again when the lease ends, and a reader that comes late gets a refusal and no KV."""
+    prefill, decode = pair(made, Worker(32, "torch.float32", lease_s=0.05), Worker(32, "torch.float32"))
+    prefill.joint.keep(Keep(KEY, "p", (1,), 20))
+    prefill.wait(sent="p")
+    prefill.put(values(20, seed=9), [1])  # another request's
+    decode.fetch(prefill, 20, [4])
+    assert decode.wait(received="d").failed == {"d"}
+    assert float(decode.tensors[0][4].abs().max()) == 0
+    assert any("stale epoch" in line for line in decode.said)
+    assert prefill.joint.counted()["expired"] == 1
+
+
+def test_a_reader_that_still_waits_keeps_the_lease(made) -> None:
+    prefill, decode = pair(made, Worker(32, "torch.float32", lease_s=0.3), Worker(32, "torch.float32"))
+    told = values(20)
+    prefill.put(told, [1])
+    prefill.joint.keep(Keep(KEY, "p", (1,), 20))
+    for _ in range(6):
+        time.sleep(0.1)
+        decode.joint.tell(Tell(KEY, prefill.joint.doorbell, "keep"))
+    decode.fetch(prefill, 20, [4])
+    assert not decode.wait(received="d").failed
+    np.testing.assert_array_equal(decode.get(20, [4]), told)
+
+
+def test_what_nobody_will_read_is_freed_at_once(made) -> None:
+    prefill, decode = pair(made, Worker(32, "torch.float32", lease_s=60), Worker(32, "torch.float32"))
+    prefill.joint.keep(Keep(KEY, "p", (1,), 20))
+    decode.joint.tell(Tell(KEY, prefill.joint.doorbell, "drop"))
+    prefill.wait(sent="p")
+    assert prefill.joint.leases == 0
+
+
+@pytest.mark.parametrize("wrong", ["another epoch", "another id", "twice"])
+def test_a_ticket_serves_once_and_under_its_own_epoch(made, wrong) -> None:
+    prefill, decode = pair(made, Worker(32, "torch.float32"), Worker(32, "torch.float32"))
+    prefill.joint.keep(Keep(KEY, "p", (1,), 20))
+    if wrong == "twice":
+        decode.fetch(prefill, 20, [4])
+        decode.wait(received="d")
+        decode.fetch(prefill, 20, [5], request="again")
+    else:
+        key = (KEY[0], 6) if wrong == "another epoch" else (b"f" * 16, KEY[1])
+        decode.fetch(prefill, 20, [5], key=key, request="again")
+    assert decode.wait(received="again").failed == {"again"}
+
+
+@pytest.mark.parametrize(
+    "other", [{"model": "other"}, {"weights": "other"}, {"rope": {"rope_theta": 5e5}}, {"kv_heads": 4}, {"layers": 2}]
+)
+def test_kv_of_something_else_is_refused_with_the_reason(made, other) -> None:
+    prefill, decode = pair(made, Worker(32, "torch.float32"), Worker(32, "torch.float32"))
+    decode.joint.state = replace(FACTS, **other).state()
+    prefill.joint.keep(Keep(KEY, "p", (1,), 20))
+    decode.fetch(prefill, 20, [4])
+    assert decode.wait(received="d").failed == {"d"}
+    assert float(decode.tensors[0].abs().max()) == 0
+    prefill.wait(sent="p")
+    assert any(name in line for line in decode.said for name in ("identity", "layers"))
+
+
+def test_a_source_that_is_gone_fails_the_request(made) -> None:
+    decode = Worker(32, "torch.float32")
+    made.append(decode)
+    job = Fetch(KEY, "d", (4,), 20, 0, "tcp:127.0.0.1:9", "nobody")
+    decode.joint.fetch(job)
+    assert decode.wait(received="d").failed == {"d"}
+    assert any("source lost" in line for line in decode.said)
+
+
+def test_a_target_that_never_listens_frees_the_source(made) -> None:
+    prefill = Worker(32, "torch.float32", lease_s=0.3)
+    made.append(prefill)
+    prefill.joint.keep(Keep(KEY, "p", (1,), 20))
+    told = ring(Address.of(prefill.joint.doorbell), Ring("fetch", *KEY, "gone", "tcp:127.0.0.1:9"))
+    assert told.refused == ""
+    prefill.wait(sent="p")
+    assert prefill.joint.leases == 0
+
+
+def test_an_address_off_this_host_is_not_dialed(made) -> None:
+    prefill = Worker(32, "torch.float32")
+    made.append(prefill)
+    prefill.joint.keep(Keep(KEY, "p", (1,), 20))
+    told = ring(Address.of(prefill.joint.doorbell), Ring("fetch", *KEY, "evil", "tcp:10.1.2.3:9"))
+    assert "leaves this host" in told.refused
+    assert prefill.joint.leases == 1
+
+
+def test_an_aborted_request_is_told_and_its_source_freed(made) -> None:
+    prefill, decode = pair(made, Worker(32, "torch.float32"), Worker(32, "torch.float32"))
+    prefill.joint.keep(Keep(KEY, "p", (1,), 20))
+    decode.fetch(prefill, 20, [4])
+    decode.joint.cancel("d")
+    decode.wait(received="d")  # arrived or failed, but told
+    prefill.wait(sent="p", seconds=40)
+    assert prefill.joint.leases == 0
+    assert decode.joint.counted()["open_transfers"] == 0
+
+
+def test_sixteen_at_once(made) -> None:
+    prefill, decode = pair(made, Worker(32, "torch.bfloat16"), Worker(32, "torch.float16"))
+    for number in range(BLOCKS):
+        prefill.put(values(30, seed=number), [number])
+        prefill.joint.keep(Keep((bytes([number]) * 16, 1) if number else KEY, f"p{number}", (number,), 30))
+    for number in range(BLOCKS):
+        key = (bytes([number]) * 16, 1) if number else KEY
+        decode.fetch(prefill, 30, [BLOCKS - 1 - number], key=key, request=f"d{number}")
+    for number in range(BLOCKS):
+        decode.wait(received=f"d{number}")
+        prefill.wait(sent=f"p{number}")
+        np.testing.assert_array_equal(decode.get(30, [BLOCKS - 1 - number]), values(30, seed=number))
+    assert not decode.done.failed
