@@ -85,8 +85,15 @@ class Int8Linear:
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         scales = _scales(values)
         codes = (values / scales).round_().to(torch.int8)
-        product = torch._int_mm(codes, self.codes).float().mul_(scales).mul_(self.scales)
+        product = self._product(codes).float().mul_(scales).mul_(self.scales)
         return product if self.bias is None else product.add_(self.bias)
+
+    def _product(self, codes: torch.Tensor) -> torch.Tensor:
+        """CUDA's product wants more than 16 rows."""
+        rows = codes.shape[0]
+        if codes.is_cuda and rows <= 16:
+            return torch._int_mm(functional.pad(codes, (0, 0, 0, 32 - rows)), self.codes)[:rows]
+        return torch._int_mm(codes, self.codes)
 
 
 def _scales(values: torch.Tensor) -> torch.Tensor:
