@@ -215,11 +215,15 @@ def main() -> int:
     if parser.parse_args().json:
         print(json.dumps(found))
         return 0
-    added, rate = found["added_p50"], found["chunks_per_core_second"]
-    print(f"added at p50      {added * 1e3:6.2f} ms   (through {found['through_p50'] * 1e3:.2f}, direct "
-          f"{found['direct_p50'] * 1e3:.2f}; {found['cpu_per_answer'] * 1e3:.2f} of CPU; goal {GOAL_SECONDS * 1e3:g})")  # fmt: skip
-    print(f"chunks            {rate:8,.0f} per second of a core ({found['microseconds_per_chunk']:.0f} us each; "
-          f"{found['chunks_per_second']:,.0f}/s by the clock; goal {GOAL_CHUNKS:,})")  # fmt: skip
+    added, rate, cpu = found["added_p50"], found["chunks_per_core_second"], found["cpu_per_answer"]
+    through, direct = found["through_p50"] * 1e3, found["direct_p50"] * 1e3
+    each, clock = found["microseconds_per_chunk"], found["chunks_per_second"]
+    print(
+        f"added at p50  {added * 1e3:8.2f} ms  (through {through:.2f}, direct {direct:.2f}; {cpu * 1e3:.2f} of CPU; goal 1)"
+    )
+    print(
+        f"chunks        {rate:8,.0f} per second of a core  ({each:.0f} us each; {clock:,.0f}/s by the clock; goal 10,000)"
+    )
     return 0 if added <= GOAL_SECONDS and rate >= GOAL_CHUNKS else 1
 
 

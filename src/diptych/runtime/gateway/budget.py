@@ -12,8 +12,8 @@ class RetryBudget:
     share: float = 0.2
     floor: float = 10.0
     window: float = 10.0
-    tokens: float = -1.0
-    at: float = 0.0
+    tokens: float = 0.0
+    at: float | None = None
     refused: int = 0
 
     def asked(self, now: float) -> None:
@@ -24,7 +24,7 @@ class RetryBudget:
     def take(self, now: float) -> bool:
         """Whether another attempt may begin now."""
         self._refill(now)
-        if self.tokens < 1:
+        if self.tokens < 1 - 1e-9:
             self.refused += 1
             return False
         self.tokens -= 1
@@ -35,7 +35,7 @@ class RetryBudget:
         return self.floor * self.window * 10
 
     def _refill(self, now: float) -> None:
-        if self.tokens < 0:
+        if self.at is None:
             self.tokens, self.at = self.floor * self.window, now
         gained = max(0.0, now - self.at) * self.floor
         self.at = now

@@ -1,4 +1,4 @@
-"""A stranger's description and a stranger's fuzzer: what is made of OpenAI's own API description is no 5xx and keeps the envelope."""
+"""A stranger's description and a stranger's fuzzer: what OpenAI's own API description leads to is no 5xx."""
 
 from __future__ import annotations
 
