@@ -49,6 +49,7 @@ def main(argv: list[str]) -> int:
 
 async def serve(config: Config, engine: Engine) -> int:
     """Run a worker until it has drained after SIGTERM, or its engine's thread has died."""
+    token, tls = _token(config), _tls(config)
     ended = asyncio.Event()
     life = time.time_ns()
     parts: list[Control] = []
@@ -63,9 +64,7 @@ async def serve(config: Config, engine: Engine) -> int:
     tiers = below(config.residency, engine, config.peer_tls)
     core = Core(engine, setup, emit, tls=config.peer_tls, tiers=tiers)
     reached = core.peers.listen(_fresh(config.peer_address))
-    door = Door(
-        Hello(config.name, config.role, life), _ready(config, engine, str(reached)), _token(config), _tls(config)
-    )
+    door = Door(Hello(config.name, config.role, life), _ready(config, engine, str(reached)), token, tls)
     control = Control(door, core.tell)
     parts.append(control)
 

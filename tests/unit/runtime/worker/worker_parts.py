@@ -31,12 +31,14 @@ class Worker:
         engine=None,
         tiers=None,
         prefixes=True,
+        tls=None,
+        listen="",
         **toy,
     ):
         engine = engine or ToyEngine(**{"model": MODEL, "blocks": 64, "block_tokens": 4} | toy)
         self.name, self.said, self.heard = name, [], threading.Condition()
-        self.core = Core(engine, Setup(name, role, 1, rules, limits, prefixes), self._emit, tiers=tiers)
-        self.address = str(self.core.peers.listen(Address.of(f"unix:{folder}/{name}.peer")))
+        self.core = Core(engine, Setup(name, role, 1, rules, limits, prefixes), self._emit, tls=tls, tiers=tiers)
+        self.address = str(self.core.peers.listen(Address.of(listen or f"unix:{folder}/{name}.peer")))
         self.thread = threading.Thread(target=self.core.run, daemon=True)
         self.thread.start()
 
