@@ -168,12 +168,12 @@ def test_nobody_reads_after_the_lease(made) -> None:
 
 
 def test_a_reader_that_still_waits_keeps_the_lease(made) -> None:
-    prefill, decode = pair(made, Worker(32, "torch.float32", lease_s=0.3), Worker(32, "torch.float32"))
+    prefill, decode = pair(made, Worker(32, "torch.float32", lease_s=1.5), Worker(32, "torch.float32"))
     told = values(20)
     prefill.put(told, [1])
     prefill.joint.keep(Keep(KEY, "p", (1,), 20))
-    for _ in range(6):
-        time.sleep(0.1)
+    for _ in range(5):
+        time.sleep(0.4)
         decode.joint.tell(Tell(KEY, prefill.joint.doorbell, "keep"))
     decode.fetch(prefill, 20, [4])
     assert not decode.wait(received="d").failed

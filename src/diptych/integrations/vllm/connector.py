@@ -6,10 +6,7 @@ Written for the V1 connector API of vLLM 0.32 and 0.33.
 from __future__ import annotations
 
 import re
-import secrets
-import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base  # type: ignore[import-not-found, unused-ignore]
@@ -21,10 +18,10 @@ from vllm.logger import init_logger  # type: ignore[import-not-found, unused-ign
 
 import vllm  # type: ignore[import-not-found, unused-ignore]
 from diptych.integrations.vllm.counts import COUNTERS, GAUGES, added
-from diptych.integrations.vllm.jobs import Fetch, Keep, Tell
 from diptych.integrations.vllm.joint import Joint
+from diptych.integrations.vllm.scheduling import SchedulerSide, Step
 from diptych.integrations.vllm.settings import Settings
-from diptych.integrations.vllm.ticket import Place, Ticket, digest_of, read_ticket
+from diptych.integrations.vllm.ticket import Place
 
 KNOWN = ("0.32", "0.33")
 """Releases of vLLM whose connector API this follows."""
@@ -37,19 +34,14 @@ ABSTRACT = {
     "wait_for_layer_load",
     "wait_for_save",
 }
-BEATS = 6
-"""Times in a lease that decode says it still waits, as `runtime.handoff` has it."""
 log = init_logger(f"vllm.{__name__}")
 
 
 @dataclass
 class DiptychMetadata(base.KVConnectorMetadata):  # type: ignore[misc, unused-ignore]
-    """From the scheduler's side to the workers', once a step. A `Fetch` comes with the ticket that has a place per rank."""
+    """From the scheduler's side to the workers', once a step."""
 
-    keep: list[Keep] = field(default_factory=list)
-    fetch: list[tuple[Fetch, Ticket | None]] = field(default_factory=list)
-    tell: list[tuple[Tell, Ticket]] = field(default_factory=list)
-    cancel: list[str] = field(default_factory=list)
+    step: Step
 
 
 @dataclass
@@ -103,7 +95,9 @@ class DiptychConnector(base.KVConnectorBase_V1):  # type: ignore[misc, unused-ig
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = Settings.of(self._kv_transfer_config.kv_connector_extra_config)
         scheduler = role is base.KVConnectorRole.SCHEDULER
-        self._scheduler = SchedulerSide(vllm_config, self._settings) if scheduler else None
+        self._scheduler = (
+            SchedulerSide(vllm_config.parallel_config.tensor_parallel_size, self._settings) if scheduler else None
+        )
         self._joint: Joint | None = None
         self._gauges: dict[str, float] = {}
 
@@ -127,7 +121,7 @@ class DiptychConnector(base.KVConnectorBase_V1):  # type: ignore[misc, unused-ig
         self._side.allocated(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> DiptychMetadata:
-        return self._side.metadata()
+        return DiptychMetadata(self._side.step())
 
     def update_connector_output(self, connector_output: Any) -> None:
         self._side.loading -= set(connector_output.finished_recving or ())
@@ -156,7 +150,7 @@ class DiptychConnector(base.KVConnectorBase_V1):  # type: ignore[misc, unused-ig
         return DiptychHandshake(self._joint.name, self._joint.doorbell) if self._joint else None
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        joint, meta = self._joint, self._get_connector_metadata()
+        joint, meta = self._joint, self._get_connector_metadata().step
         assert joint is not None
         for keep in meta.keep:
             joint.keep(keep)
@@ -211,88 +205,6 @@ class DiptychConnector(base.KVConnectorBase_V1):  # type: ignore[misc, unused-ig
         return DiptychMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 
-class SchedulerSide:
-    """Which prompts are kept for others, and which are fetched into which blocks. It moves nothing."""
-
-    def __init__(self, config: Any, settings: Settings) -> None:
-        self._settings = settings
-        self._tp = config.parallel_config.tensor_parallel_size
-        self.ranks: tuple[Place, ...] = ()
-        self.loading: set[str] = set()
-        self._epoch = time.time_ns()
-        self._waiting: dict[str, tuple[Ticket, float]] = {}
-        self._next = DiptychMetadata()
-
-    def waits(self, request: Any) -> None:
-        """A request has come and may wait long for room: its prompt must be kept meanwhile."""
-        if _wants(request):
-            ticket, refused = self._ticket(request)
-            if ticket is not None and not refused:
-                self._waiting[request.request_id] = (ticket, time.monotonic())
-
-    def matched(self, request: Any, computed: int) -> tuple[int, bool]:
-        """Tokens that prefill has beyond those that are here; asked again and again, so nothing is changed."""
-        missing = request.num_prompt_tokens - computed if _wants(request) else 0
-        return (missing, True) if missing > 0 else (0, False)
-
-    def allocated(self, request: Any, blocks: Any, external: int) -> None:
-        """Blocks are there; a prompt is fetched once."""
-        if not _wants(request):
-            return
-        request.kv_transfer_params["do_remote_prefill"] = False
-        self._waiting.pop(request.request_id, None)
-        ticket, refused = self._ticket(request)
-        if external <= 0:
-            self._drop(ticket)
-            return
-        key = ticket.key if ticket is not None else (secrets.token_bytes(16), 0)
-        (ids,) = blocks.get_block_ids()
-        tokens = request.num_prompt_tokens
-        job = Fetch(key, request.request_id, tuple(ids), tokens, tokens - external, "", "", refused)
-        self._next.fetch.append((job, ticket))
-        self.loading.add(request.request_id)
-
-    def finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """A request has ended: a prefill whole and asked for is kept; a decode that still waits no longer does."""
-        self._waiting.pop(request.request_id, None)
-        if _wants(request):
-            self._drop(self._ticket(request)[0])
-            return False, None
-        if request.request_id in self.loading:
-            self._next.cancel.append(request.request_id)
-            return False, None
-        params = request.kv_transfer_params or {}
-        whole = request.num_computed_tokens >= request.num_prompt_tokens
-        if not params.get("do_remote_decode") or not whole or not block_ids or not _ended_well(request):
-            return False, None
-        return True, self._kept(request, block_ids)
-
-    def metadata(self) -> DiptychMetadata:
-        """What the workers are told with this step."""
-        now = time.monotonic()
-        for request, (ticket, told) in self._waiting.items():
-            if (now - told) * 1000 * BEATS >= ticket.lease_ms:
-                self._waiting[request] = (ticket, now)
-                self._next.tell.append((Tell(ticket.key, "", "keep"), ticket))
-        found, self._next = self._next, DiptychMetadata()
-        return found
-
-    def _kept(self, request: Any, block_ids: Iterable[int]) -> dict[str, Any]:
-        self._epoch += 1
-        prompt = request.prompt_token_ids
-        lease_ms = int(self._settings.lease_s * 1000)
-        ticket = Ticket(secrets.token_hex(16), self._epoch, len(prompt), digest_of(prompt), lease_ms, self.ranks)
-        self._next.keep.append(Keep(ticket.key, request.request_id, tuple(block_ids), len(prompt)))
-        return ticket.params()
-
-    def _ticket(self, request: Any) -> tuple[Ticket | None, str]:
-        return read_ticket(request.kv_transfer_params, request.prompt_token_ids or (), self._tp)
-
-    def _drop(self, ticket: Ticket | None) -> None:
-        if ticket is not None:
-            self._next.tell.append((Tell(ticket.key, "", "drop"), ticket))
-
-
 def refuse_unknown_api() -> None:
     """Raise a sentence unless this vLLM's connector API is one that this was written for."""
     found = ".".join(re.split(r"[.+]", str(vllm.__version__))[:2])
@@ -302,16 +214,6 @@ def refuse_unknown_api() -> None:
             f"DiptychConnector follows the connector API of vLLM {' and '.join(KNOWN)}; this is vLLM {vllm.__version__},"
             " whose API it does not know. Use one of those, or a newer diptych."
         )
-
-
-def _wants(request: Any) -> bool:
-    return bool((request.kv_transfer_params or {}).get("do_remote_prefill"))
-
-
-def _ended_well(request: Any) -> bool:
-    from vllm.v1.request import RequestStatus  # type: ignore[import-not-found, unused-ignore]
-
-    return request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 
 
 def _rank() -> int:

@@ -19,7 +19,7 @@ NUMBERS = {"lease_s": (0.01, MAX_LEASE_MS / 1000), "wait_s": (0.01, 3600.0), "st
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`ownership`: push (decode reserves before prefill sends) or pull. `wire`: the form that crosses, "" as prefill keeps it.
+    """`ownership`: pull, prefill computes before decode reserves. `wire`: the form that crosses, "" as prefill keeps it.
 
     `lease_s`: how long prefill keeps a prompt that nobody has asked for, or whose reader is silent. `wait_s`: how long decode
     waits for a prompt. `host`: where this worker listens. `staging_gib`: host memory for what arrives. `model`, `weights`: what
@@ -67,8 +67,8 @@ def _findings(given: Mapping[str, Any]) -> Iterator[Finding]:
                 yield Finding(at, f"is {value!r:.40}", f"a number from {low:g} to {high:g}")
         elif not isinstance(value, str):
             yield Finding(at, f"is {value!r:.40}", "a string")
-        elif name == "ownership" and value not in ("push", "pull"):
-            yield Finding(at, f"is {value!r:.40}", "push or pull", did_you_mean(value, ["push", "pull"]))
+        elif name == "ownership" and value != "pull":
+            yield Finding(at, f"is {value!r:.40}", "pull: push is not offered inside vLLM yet")
         elif name == "wire":
             yield from _wire_findings(at, value)
         elif name == "host" and not Address(host=value, port=1).is_local:
