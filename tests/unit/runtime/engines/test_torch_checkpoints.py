@@ -137,6 +137,8 @@ def test_a_checkpoint_in_shards_is_the_same_one(place: Path) -> None:
 
 
 def test_setups(sound: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"(?s)blocks: is 0.*block_tokens: is -1"):
+        Setup(blocks=0, block_tokens=-1)
     assert "is no directory" in said(tmp_path / "nowhere")
     assert "did you mean int8?" in said(sound, Setup(weights="int9"))
     assert "kv: is 'int3'" in said(sound, Setup(kv="int3"))

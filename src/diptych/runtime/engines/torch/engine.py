@@ -40,6 +40,16 @@ class Setup:
     name: str = ""
     max_context: int = 0
 
+    def __post_init__(self) -> None:
+        least = (
+            ("blocks", self.blocks, 1),
+            ("block_tokens", self.block_tokens, 1),
+            ("max_context", self.max_context, 0),
+        )
+        findings = [Finding(name, f"is {value}", f"{low} or more") for name, value, low in least if value < low]
+        if findings:
+            raise InvalidInput(findings)
+
 
 class TorchEngine:
     """One model in one precision on one device. One thread at a time drives it."""
