@@ -1,4 +1,4 @@
-"""A toy fleet of real processes under the supervisor, clients that know every right token, and what must be at rest after them."""
+"""A toy fleet of real processes under the supervisor, clients that know every right token, and what must be at rest after."""
 
 import asyncio
 import json
@@ -16,6 +16,7 @@ import psutil
 from diptych.runtime.engines.toy import ToyModel
 from diptych.runtime.gateway.settings import Endpoint, Settings
 from diptych.runtime.launch.fleet import Fleet, Pool
+from diptych.runtime.launch.program import Turn
 from diptych.runtime.launch.run_dir import new_token, run_directory
 from diptych.runtime.launch.supervisor import Patience, Supervisor
 from diptych.runtime.worker.config import LimitsConfig, TierConfig, Toy
@@ -80,7 +81,9 @@ class Living:
             try:
                 up, last = (await self.get("/health"))["up"], await self.get("/debug/ledger")
                 counts = [*last["gateway"].values(), *(n for each in last["workers"].values() for n in each.values())]
-                if up == self.fleet.workers == len(last["workers"]) and not any(counts):
+                alive = all(each.code is None and each.program.serves() for each in self.supervisor.running.values()
+                            if each.program.turn is not Turn.GATEWAY)  # fmt: skip
+                if alive and up == self.fleet.workers == len(last["workers"]) and not any(counts):
                     data = await self.get("/ui/data")
                     taken = {each["name"]: each["blocks"] - each["blocks_free"] for each in data["workers"]}
                     if not any(taken.values()):
@@ -155,7 +158,9 @@ class Stream:
         """What is wrong with what the client was given; '' when it is right as far as it goes."""
         expected = MODEL.expected(self.prompt, self.wanted)
         if self.tokens != expected[: len(self.tokens)]:
-            place = next((n for n, (a, b) in enumerate(zip(self.tokens, expected)) if a != b), len(expected))
+            place = next(
+                (n for n, (a, b) in enumerate(zip(self.tokens, expected, strict=False)) if a != b), len(expected)
+            )
             return f"token {place} of {len(self.tokens)} is wrong, lost or doubled"
         if not (self.served or self.error or self.cut):
             return f"ended silently after {len(self.tokens)} of {self.wanted} tokens"
@@ -237,16 +242,12 @@ class Load:
         await asyncio.wait_for(asyncio.gather(*self._tasks), seconds)
 
     def recoveries(self, fault):
-        """For each stream that was under way at `fault`, seconds until its next token; a cut one's is its successor's first."""
+        """For each stream that was under way at `fault`, seconds until its next token; a cut one's is that of its next try."""
         found = []
-        for each in self.streams:
-            if each.began <= fault and (each.times[-1] > fault if each.times else each.cut or each.error):
-                after = next((moment for moment in each.times if moment > fault), None)
-                if after is not None:
-                    found.append(after - fault)
-            if each.began > fault:
-                break
-        later = [each.times[0] - fault for each in self.streams if each.began > fault and each.times]
-        if any(each.cut for each in self.streams):
-            found.append(min(later, default=float("inf")))
+        for place, each in enumerate(self.streams):
+            if each.began > fault or (each.done and each.times[-1] <= fault):
+                continue
+            tries = [each, *(other for other in self.streams[place + 1 :] if other.prompt is each.prompt)]
+            after = (moment for one in tries for moment in one.times if moment > fault)
+            found.append(next(after, float("inf")) - fault)
         return found

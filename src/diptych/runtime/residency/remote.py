@@ -21,7 +21,8 @@ MAGIC = b"DPKS"
 HEAD = struct.Struct(f"<4sBxxxQ{KEY_BYTES}s")
 PUT, GET, HAS, DROP = 1, 2, 3, 4
 YES, NO = b"\x01", b"\x00"
-PATIENCE = 2.0
+PATIENCE = 0.5
+"""Seconds without a byte: a store that is slower than computing anew is none, and the engine must not miss a heartbeat for it."""
 REST = 2.0
 
 Dial = Callable[[], socket.socket]
