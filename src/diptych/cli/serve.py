@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from diptych.cli.output import err, out
+from diptych.cli.serve_design import Stand, given_of, stand_in
+from diptych.cli.serve_engines import check_pairs, program, read_engines
 from diptych.cli.serve_inputs import Setup, read_setup
 from diptych.runtime.launch.first_prompt import ask
 from diptych.runtime.launch.fleet import ADMIN_TOKEN
@@ -16,6 +19,7 @@ from diptych.runtime.launch.run_dir import new_token, run_directory
 from diptych.runtime.launch.supervisor import Supervisor
 
 MODEL, FLEET, LISTEN, RUN = "Model and workers", "Rules", "Where it listens", "Running it"
+OTHERS = "Over other engines"
 Words = str | None
 
 
@@ -42,6 +46,12 @@ def serve(
     slo: Annotated[Words, _option(FLEET, '"ttft_p90<2s, tpot_p90<50ms": refuse what would miss it.', "SLO")] = None,
     lease: Annotated[Words, _option(FLEET, "How long KV is kept for a worker that is silent: 30s.", "TIME")] = None,
     short_prompt: Annotated[int, _option(FLEET, "Shorter prompts stay on a decode worker.", "TOKENS")] = 0,
+    engine: Annotated[
+        Words, _option(OTHERS, "vllm or sglang: a gateway over workers that run already.", "ENGINE")
+    ] = None,
+    prefill_url: Annotated[list[str] | None, _option(OTHERS, "A prefill worker; may be repeated.", "URL")] = None,
+    decode_url: Annotated[list[str] | None, _option(OTHERS, "A decode worker; may be repeated.", "URL")] = None,
+    bootstrap_port: Annotated[int, _option(OTHERS, "SGLang's bootstrap port: 8998.", "PORT")] = 8998,
     host: Annotated[str, _option(LISTEN, "127.0.0.1; others need a token and TLS.", "HOST")] = "127.0.0.1",
     port: Annotated[int, _option(LISTEN, "8000; 0 for any that is free.", "PORT")] = 8000,
     token_file: Annotated[Words, _option(LISTEN, "The key that clients must send.", "FILE")] = None,
@@ -66,8 +76,13 @@ def serve(
       diptych serve --model ./hf-dir --prefill "1 x cpu:bf16" --decode "2 x cpu:int8, kv=int8" --ownership pull
 
       diptych serve runs/conv
+
+      diptych serve --engine vllm --prefill-url http://p:8100 --decode-url http://d:8200
     """
-    setup = read_setup(dict(context.params), _say, {})
+    if engine or prefill_url or decode_url:
+        raise typer.Exit(asyncio.run(_serve_engines({**context.params, "engine": engine or "vllm"}, logs)))
+    stand = stand_in(run, model == "toy", model is not None) if run else Stand({})
+    setup = read_setup(given_of(context.params, stand), _say, stand.pools, stand.notes)
     code = asyncio.run(_serve(setup, ask_prompt))
     if code:
         raise typer.Exit(code)
@@ -86,6 +101,30 @@ async def _serve(setup: Setup, prompt: str | None) -> int:
             _show(setup, folder, logs)
             if prompt:
                 await asyncio.to_thread(_answer, setup, prompt)
+
+        return await supervisor.run(up)
+
+
+async def _serve_engines(given: Mapping[str, Any], logs: str | None) -> int:
+    """The pair is checked, then the gateway starts with a canary."""
+    foreign = read_engines(given, _say)
+    report = check_pairs(foreign)
+    unknown = f", {len(report.unknown)} things unknown" if report.unknown else ""
+    _say(f"checked: no rule forbids these pairs{unknown}; sending a canary")
+    with run_directory() as folder:
+        place = Path(logs).expanduser().absolute() if logs else folder / "logs"
+        place.mkdir(parents=True, exist_ok=True)
+        supervisor = Supervisor([program(foreign, folder, new_token())], place, _say)
+        url = foreign.listen.url
+
+        async def up() -> None:
+            lines = [
+                f"{given['engine']} workers are served at {url}/v1",
+                f"  metrics  {url}/metrics",
+                f'  canary   curl -X POST {url}/admin/canary -H "authorization: Bearer $(cat {folder / ADMIN_TOKEN})"',
+                f"  logs     {place}",
+            ]
+            out.print("\n".join(lines), markup=False, soft_wrap=True)
 
         return await supervisor.run(up)
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from diptych.cli.plan_inputs import Reader
 from diptych.errors import Finding, InvalidInput, did_you_mean
 from diptych.metrics.slo import SLO
@@ -31,6 +33,7 @@ TOY_KV = ("int8", "int8-token", "fp32", "bf16", "fp16", "e4m3fn")
 BLOCK_TOKENS = 16
 MOST_WORKERS = 64
 LEAST_TOKEN = 16
+MOST_TOKENS = 1 << 22
 DEFAULT_POOLS = {"prefill": "1 x cpu:bf16", "decode": "1 x cpu:int8"}
 TOY_POOLS = {"prefill": "1 x cpu", "decode": "1 x cpu"}
 _POOL = re.compile(r"(?:(\d{1,4})\s*[x×]\s*)?(cpu|cuda(?::\d{1,2})?)(?::([A-Za-z0-9_-]+))?", re.ASCII)
@@ -303,27 +306,37 @@ def objectives(text: str) -> Objectives:
 
 
 def _settings(reader: Reader, subject: Subject, ownership: str) -> Settings | None:
-    given = reader.given
+    """The gateway of our own workers; None after noting what is wrong."""
     policy = reader.value("policy", parse_policy) or {}
     slo = reader.value("slo", objectives) or Objectives()
     lease = reader.value("lease", _lease) or 30.0
+    short = int(reader.given.get("short_prompt") or 0)
+    if not 0 <= short <= MOST_TOKENS:
+        reader.findings.append(Finding("--short-prompt", f"is {short}", "a number of tokens, 0 for none"))
+    settings = listening(reader, subject, _tokenizer(reader, subject))
+    if settings is None:
+        return None
+    return msgspec.structs.replace(
+        settings, ownership=ownership, short_prompt=short, lease_seconds=lease, objectives=slo,
+        prefill_loss=policy.get("prefill", OnLoss.COLOCATE), decode_loss=policy.get("decode", OnLoss.COLOCATE),
+    )  # fmt: skip
+
+
+def listening(reader: Reader, subject: Subject, tokenizer: str) -> Settings | None:
+    """Where to listen and with what secrets; None after noting what is wrong."""
+    given = reader.given
     token = reader.value("token_file", read_token) or ""
     files = {name: _file(reader, name) for name in ("tls_cert", "tls_key")}
-    tokenizer = _tokenizer(reader, subject)
     host, port = given.get("host") or "127.0.0.1", given.get("port")
     if port is None or not 0 <= port <= 65535:
         reader.findings.append(Finding("--port", f"is {port}", "0 to 65535; 0 for any that is free"))
         port = 0
     settings = Settings(
         model=subject.name, tokenizer=tokenizer, workers=(Endpoint("none", "decode", "unix:/none"),), host=host,
-        port=port, tls_certificate=files["tls_cert"], tls_key=files["tls_key"], api_key=token, ownership=ownership,
-        short_prompt=int(given.get("short_prompt") or 0), lease_seconds=lease, objectives=slo,
-        prefill_loss=policy.get("prefill", OnLoss.COLOCATE), decode_loss=policy.get("decode", OnLoss.COLOCATE),
+        port=port, tls_certificate=files["tls_cert"], tls_key=files["tls_key"], api_key=token,
     )  # fmt: skip
     reader.findings += _unsafe(settings, bool(given.get("token_file")))
-    if not reader.findings:
-        settings = _with_port(reader, settings)
-    return settings
+    return None if reader.findings else _with_port(reader, settings)
 
 
 def _unsafe(settings: Settings, has_token: bool) -> list[Finding]:
@@ -342,8 +355,6 @@ def _unsafe(settings: Settings, has_token: bool) -> list[Finding]:
 
 def _with_port(reader: Reader, settings: Settings) -> Settings:
     """The settings with a port that is free now, so that a gateway that is restarted is found again."""
-    import msgspec
-
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         with socket.socket(family) as trying:

@@ -8,18 +8,21 @@ import logging
 import resource
 import signal
 import ssl
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from diptych.runtime.gateway.edge import Edge
+from diptych.runtime.gateway.http import Receive, Scope, Send
 from diptych.runtime.gateway.refusal import Refusal
 from diptych.runtime.gateway.service import Service
 from diptych.runtime.gateway.settings import Limits, Settings
 
 log = logging.getLogger("diptych.gateway")
 
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 SPARE_FILES = 64
 """File descriptors left for workers and files."""
 
@@ -131,13 +134,28 @@ class _Server(uvicorn.Server):
         yield
 
 
-class Listening:
-    """A gateway that listens. `port` is the one it got."""
+class Serving(Protocol):
+    """What listening needs of the service behind an application."""
 
-    def __init__(self, service: Service) -> None:
+    settings: Settings
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def drain(self, seconds: float) -> None: ...
+
+
+class Listening:
+    """A gateway that listens: our edge over a service, or another application. `port` is the one it got."""
+
+    def __init__(self, service: Serving, application: Application | None = None) -> None:
         self.service, self.settings = service, service.settings
         self.settings.check()
-        self._server = _Server(_config(Edge(service), self.settings))
+        if application is None:
+            assert isinstance(service, Service)
+            application = Edge(service)
+        self._server = _Server(_config(application, self.settings))
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -170,7 +188,7 @@ class Listening:
         await self.service.drain(drain_seconds)
 
 
-def _config(edge: Edge, settings: Settings) -> uvicorn.Config:
+def _config(edge: Application, settings: Settings) -> uvicorn.Config:
     limits = settings.limits
     config = uvicorn.Config(
         edge,

@@ -121,6 +121,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         except ValueError:
             return False
 
+    @property
+    def reached(self) -> str:
+        """The host by which this machine reaches it."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared
+
+    @property
+    def url(self) -> str:
+        """Where this machine finds it."""
+        host = f"[{self.reached}]" if ":" in self.reached else self.reached
+        return f"{'https' if self.tls_certificate else 'http'}://{host}:{self.port}"
+
     def _listening(self) -> list[Finding]:
         found = []
         if bool(self.tls_certificate) != bool(self.tls_key):

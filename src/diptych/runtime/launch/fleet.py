@@ -55,15 +55,8 @@ class Fleet:
         return sum(pool.count for pool in self.pools)
 
     @property
-    def host(self) -> str:
-        """Where this machine reaches its gateway."""
-        everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared
-        return everywhere.get(self.gateway.host, self.gateway.host)
-
-    @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.gateway.tls_certificate else 'http'}://{host}:{self.gateway.port}"
+        return self.gateway.url
 
     def programs(self, folder: Path, admin_token: str) -> tuple[Program, ...]:
         """The processes, after writing what each is told into `folder`."""
@@ -123,7 +116,7 @@ class Fleet:
         """Whether the gateway listens and has found every worker."""
         if not ready.is_file():
             return False
-        _, body = answers(self.host, self.gateway.port, "/health", secure=bool(self.gateway.tls_certificate))
+        _, body = answers(self.gateway.reached, self.gateway.port, "/health", secure=bool(self.gateway.tls_certificate))
         try:
             return int(json.loads(body)["up"]) >= self.workers
         except (ValueError, KeyError, TypeError):
