@@ -77,6 +77,19 @@ class DecodePool:
         """Seconds of one step at `batch` sequences on one worker."""
         return np.asarray(np.interp(batch, self._batch, self._step))
 
+    def never_slower(self, other: DecodePool) -> bool:
+        """Whether under any load no token takes longer here and no more is held, for sequences of the same size.
+
+        Steps and balances are straight between the points of a table, so that they are compared at the points of both.
+        """
+        if self.kv_capacity < other.kv_capacity or self.most < other.most or self.capacity < other.capacity:
+            return False
+        batch = np.union1d(self._batch[self._batch <= other.most], other._batch)
+        mine, theirs = np.maximum.accumulate(self._rate), np.maximum.accumulate(other._rate)
+        rate = np.union1d(mine[mine <= theirs[-1]], theirs)
+        settled = np.interp(rate, mine, self._batch), np.interp(rate, theirs, other._batch)
+        return bool(np.all(self.step(batch) <= other.step(batch)) and np.all(settled[0] <= settled[1] + 1e-9))
+
     def batch_within(self, seconds: Any) -> Array:
         """The most sequences (itself counted) whose step takes no longer than `seconds`; −∞ for none, ∞ for any number."""
         limit = np.asarray(seconds, dtype=float)

@@ -51,29 +51,54 @@ class PrefillPool:
         return np.asarray(np.asarray(rate, dtype=float) * self.mean_service / np.asarray(workers, dtype=float))
 
     def latency(
-        self, rate: Any, workers: Any, extra: Any = 0.0, cv2: float = 1.0, lasting: float = math.inf
+        self,
+        rate: Any,
+        workers: Any,
+        extra: Any = 0.0,
+        cv2: float = 1.0,
+        lasting: float = math.inf,
+        converting: float = 1.0,
     ) -> Latency:
         """Wait, service and `extra` seconds (a transfer, a conversion; scalar, or (K,) by length point).
 
-        `lasting` is for how many seconds the rate holds (`queueing.wait_while`).
+        `lasting` is for how many seconds the rate holds (`queueing.wait_while`); a worker that also converts is busy `converting`
+        times as long.
         """
         rate, workers = np.broadcast_arrays(np.asarray(rate, dtype=float), np.asarray(workers, dtype=float))
-        queue = wait(rate, workers, self.mean_service, self.cv2_service, cv2, lasting)
-        shared = self._company(rate / workers)
+        queue = wait(rate * converting, workers, self.mean_service, self.cv2_service, cv2, lasting)
+        shared = self._company(rate / workers, converting)
         sure = self.service + np.asarray(extra, dtype=float) + shared[..., None]
         return Latency(sure, self.lengths.weight, Wait(np.asarray(queue.prob), np.asarray(queue.mean_if_waiting)))
 
-    def _company(self, rate: Array) -> Array:
+    @cached_property
+    def _fixed(self) -> float:
+        """Seconds of a step beside what its prompts add."""
+        return self.lengths.mean(self.service) - self.mean_service
+
+    @cached_property
+    def _full(self) -> float:
+        """The most prompts that share a step."""
+        return max(self.lengths.mean(self.service / np.maximum(self._packed, 1e-12)), 1.0)
+
+    def never_slower(self, other: PrefillPool) -> bool:
+        """Whether under any load no prompt waits or takes longer here: every part of its time is no longer."""
+        pairs = (
+            (self.mean_service, other.mean_service),
+            (self.mean_service * self.cv2_service, other.mean_service * other.cv2_service),
+            (self._fixed, max(other._fixed, 0.0)),
+            ((self._full - 1) * self.mean_service, (other._full - 1) * other.mean_service),
+        )
+        return bool(np.all(self.service <= other.service)) and all(mine <= theirs for mine, theirs in pairs)
+
+    def _company(self, rate: Array, converting: float) -> Array:
         """Seconds a step lasts longer because prompts that came during the last one share it.
 
         A step of k prompts takes fixed + k·packed seconds; k settles where the arrivals of one step fill the next.
         """
-        fixed = self.lengths.mean(self.service) - self.mean_service
-        if fixed <= 0:
+        if self._fixed <= 0:
             return np.zeros_like(rate)
-        slack = np.maximum(1.0 - rate * self.mean_service, 1e-9)
-        full = self.lengths.mean(self.service / np.maximum(self._packed, 1e-12))
-        prompts = np.clip(rate * fixed / slack, 1.0, max(full, 1.0))
+        slack = np.maximum(1.0 - rate * converting * self.mean_service, 1e-9)
+        prompts = np.clip(rate * self._fixed / slack, 1.0, self._full)
         return np.asarray((prompts - 1.0) * self.mean_service)
 
     def attainment(self, rate: Any, workers: Any, limit: Any, extra: Any = 0.0, cv2: float = 1.0) -> Array:

@@ -71,24 +71,30 @@ NEVER = 1e-30
 """A probability below which nothing is worth computing: it counts as 0."""
 
 
+_BLOCK = 256
+"""Terms of Erlang's sum that are taken at once."""
+
+
 def erlang_b(load: Any, servers: Any) -> Array:
     """Share of arrivals that find all of `servers` busy when none may wait; `load` = rate · mean service.
 
-    Runs B(n) = a·B(n−1)/(n + a·B(n−1)), which adds only positive terms: exact to rounding for thousands of servers.
+    1/B = Σ_k Π_{j<k} (n − j)/a: only positive terms, so exact to rounding for thousands of servers. The sum ends where the rest
+    no longer counts, or where B falls below `NEVER`.
     """
     load, servers = np.broadcast_arrays(*_floats(load, servers))
-    count = np.floor(servers).astype(int).ravel()
-    order = np.argsort(-count, kind="stable")  # most servers first: after n steps a prefix is still running
-    negated, offered = -count[order], load.ravel()[order]
-    blocked = np.ones_like(offered)
-    for n in range(1, int(count.max(initial=0)) + 1):
-        running = slice(int(np.searchsorted(negated, -n, side="right")))
-        busy = offered[running] * blocked[running]
-        blocked[running] = busy / (n + busy)
-        if blocked[running].max(initial=0.0) < NEVER:
-            break  # more servers only lower it: a pool of thousands under a small load is not worth thousands of terms
-    result: Array = np.empty(load.shape)
-    result.reshape(-1)[order] = np.where(blocked < NEVER, 0.0, blocked)
+    count, offered = np.floor(servers).reshape(-1, 1), np.maximum(load.reshape(-1, 1), 1e-300)
+    inverse, term = np.ones(len(count)), np.ones((len(count), 1))
+    most = int(count.max(initial=0))
+    for first in range(0, most, _BLOCK):
+        falling = count - np.arange(first, min(first + _BLOCK, most))
+        with np.errstate(over="ignore", invalid="ignore"):
+            terms = term * np.cumprod(np.maximum(falling, 0.0) / offered, axis=1)
+            terms = np.where(falling > 0, terms, 0.0)
+            inverse, term = inverse + terms.sum(axis=1), terms[:, -1:]
+        over = (inverse > 1 / NEVER) | ((falling[:, -1] < 0.9 * offered[:, 0]) & (term[:, 0] < 1e-18 * inverse))
+        if over.all():
+            break  # a pool of thousands under a small load is not worth thousands of terms
+    result: Array = np.where(inverse > 1 / NEVER, 0.0, 1.0 / inverse).reshape(load.shape)
     return result
 
 
@@ -99,8 +105,8 @@ def erlang_c(load: Any, servers: Any) -> Array:
     0.4092
     """
     load, servers = np.broadcast_arrays(*_floats(load, servers))
-    blocked = erlang_b(load, servers)
     stable = load < servers
+    blocked = erlang_b(load, np.where(stable, servers, 0.0))
     utilisation = np.divide(load, servers, out=np.ones_like(blocked), where=stable)
     return np.where(stable, blocked / (1 - np.where(stable, utilisation, 0.0) * (1 - blocked)), 1.0)
 

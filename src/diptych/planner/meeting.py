@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -63,8 +63,16 @@ class Meeting:
         return replace(self, boundary=best, relaxed=True)
 
     @cached_property
-    def _wire(self) -> tuple[float, float, float]:
+    def wire(self) -> tuple[float, float, float]:
         """Mean bytes, their squared variation, and the mean seconds of posting beyond bytes/bandwidth and latency."""
+        boundary, sides = self.boundary, (self.prefill.worker.parallelism.tp, self.decode.worker.parallelism.tp)
+        key = (self.route, boundary.placement, boundary.local_below, boundary.representation.wire, *sides)
+        known = self.first.load.wires
+        if key not in known:
+            known[key] = self._priced_wire()
+        return known[key]
+
+    def _priced_wire(self) -> tuple[float, float, float]:
         lengths, size = self.first.load.lengths, self.handoff.wire_bytes
         mean = lengths.mean(size)
         variation = max(lengths.mean(size**2) / mean**2 - 1, 0.0) if mean > 0 else 0.0
@@ -88,7 +96,7 @@ class Meeting:
 
         `rate` is a number or the prompts of every step, which then lasts no longer than a rush does.
         """
-        mean, variation, posted = self._wire
+        mean, variation, posted = self.wire
         each = rate / self.paths(prefill_workers, decode_workers)
         seconds = float(transfer_seconds(self.route, mean, posted))
         share = mean / self.route.achievable / seconds if seconds else 0.0
@@ -106,7 +114,7 @@ class Meeting:
 
     def _delay(self, rates: Any, prefill_workers: Any, load: LinkLoad) -> Delay:
         prefill_workers = np.asarray(prefill_workers, dtype=float)
-        alone = self.first.delay(rates * self._converting, prefill_workers, self.handoff.delay)
+        alone = self.first.delay(rates, prefill_workers, self.handoff.delay, self._converting)
         return replace(alone, second=load.wait)
 
     @cached_property
@@ -141,6 +149,15 @@ class Meeting:
                 margins[f"e2e_{statistic(goal.quantile)}"] = longer.keeps(goal.quantile, goal.limit, fits)
         return {name: np.where(np.isnan(margin), -1.0, margin) for name, margin in margins.items()}
 
+    def arrives(self, rate: float, prefill_workers: float, decode_workers: float) -> bool:
+        """Whether first tokens keep their promises where memory and decode do: cheap to ask, and needed in any case."""
+        rates = self.first.load.steps.at(PROMPTS, rate)
+        load = self.link(rates, prefill_workers, decode_workers)
+        if not load.utilisation[0] < FULL or not self.prefill_utilisation(rates, prefill_workers)[0] < FULL:
+            return False
+        delay = self._delay(rates, prefill_workers, load)
+        return all(bool(delay.keeps(goal.quantile, goal.limit) >= 0) for goal in self.first.load.slo.of("ttft"))
+
     def prefill_utilisation(self, rate: Any, workers: Any) -> Array:
         """Busy share of a prefill worker, conversions included."""
         return self.first.pool.utilisation(rate * self._converting, workers)
@@ -172,6 +189,12 @@ class Meeting:
         square = each * (lengths.mean(size**2 * seconds) + lengths.mean(size**2) * waiting)
         peak = np.maximum(mean + normal_quantile(0.99) * np.sqrt(square), np.max(size))
         return np.asarray((self.first.kv_capacity - peak) / max(self.first.kv_capacity, 1.0))
+
+    def usd_beside(self, prefill_workers: int = 0, decode_workers: int = 0) -> Callable[[int], float]:
+        """The bill by the workers of the pool that is not given."""
+        if prefill_workers:
+            return lambda workers: self.usd_per_hour(prefill_workers, workers)
+        return lambda workers: self.usd_per_hour(workers, decode_workers)
 
     def usd_per_hour(self, prefill_workers: int, decode_workers: int) -> float:
         """The bill: instances side by side where both pools may share them. Grows with both counts."""
@@ -223,11 +246,13 @@ def cheapest(
     groups = (meeting.prefill.worker.parallelism.dp, meeting.decode.worker.parallelism.dp)
     busy *= min(groups)  # seconds of transfer per second, over one path
     least = max(prefill_least, fluid(busy / groups[0], 1.0)), max(decode_least, fluid(busy / groups[1], 1.0))
-    if meeting.usd_per_hour(*least) >= below or not _possible(meeting):
+    if meeting.usd_per_hour(*least) >= below or (meeting.first.load.slo.of("e2e") and not _possible(meeting)):
         return None
     best: Sized | None = None
-    decode_workers = least[1]
-    while meeting.usd_per_hour(least[0], decode_workers) < (best.usd_per_hour if best else below):
+    decode_workers = _next_decode(meeting, rate, least[0], least[1], below)
+    while decode_workers is not None and meeting.usd_per_hour(least[0], decode_workers) < (
+        best.usd_per_hour if best else below
+    ):
         limit = best.usd_per_hour if best else below
         prefill_workers = _fewest_prefill(meeting, rate, decode_workers, least[0], limit)
         if prefill_workers is not None:
@@ -238,10 +263,7 @@ def cheapest(
                 break
         decode_workers += 1
         if best is None:
-            following = _next_decode(meeting, rate, least[0], decode_workers, below)
-            if following is None:
-                break
-            decode_workers = following
+            decode_workers = _next_decode(meeting, rate, least[0], decode_workers, below)
     return best
 
 
@@ -262,22 +284,22 @@ def idle_in_time(first: PrefillStage, second: DecodeStage, handing: Any = 0.0) -
 
 def _fewest_prefill(meeting: Meeting, rate: float, decode_workers: int, start: int, below: float) -> int | None:
     """The fewest prefill workers beside `decode_workers` whose bill stays below `below`; None when there are none."""
-    most = _affordable(meeting, decode_workers, below, start)
-    if most < start or not bool(np.all(kept(meeting.margins(rate, _endless(most), decode_workers)))):
+    most = _affordable(meeting.usd_beside(decode_workers=decode_workers), meeting.prefill, below, start)
+    if most < start or not _keeps(meeting, rate, _endless(most), decode_workers):
         return None
     return fewest(lambda workers: kept(meeting.margins(rate, workers, decode_workers)), start, most)
 
 
-def _affordable(meeting: Meeting, decode_workers: int, below: float, start: int) -> int:
-    """The most prefill workers with which the bill stays below `below`; MOST_WORKERS when it does not bound them."""
-    hourly = meeting.prefill.share_per_hour(1)
+def _affordable(bill: Callable[[int], float], candidate: Candidate, below: float, start: int) -> int:
+    """The most workers of a candidate with which the `bill` stays below `below`; MOST_WORKERS when it does not bound them."""
+    hourly = candidate.share_per_hour(1)
     if math.isinf(below) or hourly <= 0:
         return MOST_WORKERS
     workers = min(math.ceil(below / hourly), MOST_WORKERS)
     low = start - 1
     while workers - low > 1:  # the bill grows with the count
         middle = (low + workers) // 2
-        low, workers = (middle, workers) if meeting.usd_per_hour(middle, decode_workers) < below else (low, middle)
+        low, workers = (middle, workers) if bill(middle) < below else (low, middle)
     return low
 
 
@@ -333,17 +355,22 @@ def _fewest_nodes(meeting: Meeting, rate: float, x: int, y: int, start: int, mos
 
 
 def _next_decode(meeting: Meeting, rate: float, prefill_least: int, start: int, below: float) -> int | None:
-    """The decode count to try next when `start` − 1 failed; None when no larger one can do.
+    """The fewest decode workers from `start` that do beside as many prefill workers as could be paid for; None for none.
 
-    With more decode workers fewer prefill workers can be paid for. If what could be paid for at `start` fails even beside endless
-    decode workers, so does everything further on; and counts beside which it fails are passed over at once.
+    With more decode workers fewer prefill workers can be paid for, so what fails beside those of `start` fails further on.
     """
-    if meeting.usd_per_hour(prefill_least, start) >= below:
+    prefill = _affordable(meeting.usd_beside(decode_workers=start), meeting.prefill, below, prefill_least)
+    decode = _affordable(meeting.usd_beside(prefill_workers=prefill_least), meeting.decode, below, start)
+    if prefill < prefill_least or decode < start:
         return None
-    most = _endless(_affordable(meeting, start, below, prefill_least))
-    if most < prefill_least or not bool(np.all(kept(meeting.margins(rate, most, math.inf)))):
+    most = _endless(prefill), _endless(decode)
+    if not meeting.arrives(rate, *most) or not _keeps(meeting, rate, *most):
         return None
-    return fewest(lambda workers: kept(meeting.margins(rate, most, workers)), start)
+    return fewest(lambda workers: kept(meeting.margins(rate, most[0], workers)), start, decode)
+
+
+def _keeps(meeting: Meeting, rate: float, prefill_workers: float, decode_workers: float) -> bool:
+    return bool(np.all(kept(meeting.margins(rate, prefill_workers, decode_workers))))
 
 
 def _endless(workers: int) -> float:

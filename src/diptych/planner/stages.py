@@ -44,6 +44,8 @@ class Load:
     steps: Steps
     tiers: Mapping[TierKind, MemoryTier] = field(default_factory=dict)
     quickest: tuple[Any, float] = (0.0, 0.0)
+    wires: dict[tuple[object, ...], tuple[float, float, float]] = field(init=False, repr=False, default_factory=dict)
+    """What a request puts on a path (`Meeting.wire`), by what decides it."""
 
     @property
     def cv2(self) -> float:
@@ -78,17 +80,22 @@ class PrefillStage:
         """Requests/s of one worker that never idles."""
         return self.pool.capacity
 
-    def delay(self, rate: Any, workers: Any, extra: Any = 0.0) -> Delay:
+    def never_slower(self, other: PrefillStage) -> bool:
+        """Whether a worker of this pool does whatever one of the other does, no later and in no less memory."""
+        return self.kv_capacity >= other.kv_capacity and self.pool.never_slower(other.pool)
+
+    def delay(self, rate: Any, workers: Any, extra: Any = 0.0, converting: float = 1.0) -> Delay:
         """Wait, prefill and `extra` seconds by length point; no link yet. Endless workers leave no wait.
 
-        `rate` is that of every step (`Steps.at`).
+        `rate` is that of every step (`Steps.at`); a worker that also converts is busy `converting` times as long.
         """
         steps, sure = self.load.steps, self.pool.service + np.asarray(extra)
         if np.all(np.isinf(workers)):
             sure = np.broadcast_to(sure, (*np.shape(rate), sure.shape[-1]))
             return Delay(sure, self.load.lengths.weight, no_wait(), no_wait(), steps)
-        latency = self.pool.latency(rate, workers, extra, steps.cv2, steps.lasting)
-        late = steps.held_up(PROMPTS, 1.0 / np.maximum(self.pool.utilisation(self._average(rate), workers), 1e-12))
+        latency = self.pool.latency(rate, workers, extra, steps.cv2, steps.lasting, converting)
+        busy = self.pool.utilisation(self._average(rate) * converting, workers)
+        late = steps.held_up(PROMPTS, 1.0 / np.maximum(busy, 1e-12))
         return Delay(latency.sure, latency.weight, latency.wait, no_wait(), steps, late)
 
     def _average(self, rate: Any) -> Any:
@@ -134,6 +141,10 @@ class DecodeStage:
     def capacity(self) -> float:
         """Requests/s of one worker whose memory is full."""
         return self.pool.capacity
+
+    def never_slower(self, other: DecodeStage) -> bool:
+        """Whether a worker of this pool does whatever one of the other does, no later and in no less memory."""
+        return self.pool.never_slower(other.pool)
 
     def state(self, rate: Any, workers: Any) -> DecodeState:
         return self.pool.at(rate, workers, self.load.cv2)
