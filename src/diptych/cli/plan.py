@@ -96,7 +96,9 @@ def plan(
     converts_at: Annotated[Words, _option(SHARED, "Who converts KV: prefill, transfer or decode.", "SIDE")] = None,
     local_below: Annotated[Count, _option(SHARED, "Shorter prompts stay on the decode side.", "TOKENS")] = None,
     overlap: Annotated[Words, _option(SHARED, "serial or layerwise.", "WHEN")] = None,
-    engine: Annotated[Words, _option(SHARED, "The engine both roles run, such as vllm.", "ENGINE")] = None,
+    engine: Annotated[
+        Words, _option(SHARED, "The engine both roles run; vllm@0.33: only what it does as released.", "ENGINE")
+    ] = None,
     provider: Annotated[Words, _option(SHARED, "Rent from this provider only.", "NAME")] = None,
     region: Annotated[Words, _option(SHARED, "Rent in this region only.", "NAME")] = None,
     prefill_precision: Annotated[Words, P["precision"]] = None,

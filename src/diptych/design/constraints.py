@@ -28,6 +28,7 @@ from diptych.design.kv_rules import (
     raw_needs_no_converter,
     raw_needs_one_format,
     same_model_and_tokenizer,
+    stock_engine_serves_the_pair,
     stock_engines_do_not_convert,
     stock_pairs_share_an_engine,
     tp_sizes_divide,
@@ -60,6 +61,7 @@ from diptych.design.worker_rules import (
     server_holds_the_group,
     sixteen_bits_are_one_choice,
     stages_hold_layers,
+    stock_engine_starts_the_worker,
     tp_divides_heads,
     tp_stays_in_scaleup,
     weights_fit,
@@ -81,6 +83,7 @@ SHAPE_RULES: tuple[WorkerRule, ...] = (
     expert_parallelism_needs_experts,
     expert_ranks_are_the_workers,
 )
+ENGINE_WORKER_RULES: tuple[WorkerRule, ...] = (stock_engine_starts_the_worker,)
 FIT_RULES: tuple[WorkerRule, ...] = (no_larger_than_needed, weights_fit, longest_request_fits)
 OFFER_RULES: tuple[Callable[[Worker, Offer], str | None], ...] = (server_holds_the_group,)
 RESIDENCY_RULES: tuple[WorkerRule, ...] = (live_kv_is_in_hbm,)
@@ -115,8 +118,9 @@ HANDOFF_RULES: tuple[PairRule, ...] = (
     pull_needs_unreplicated_source,
     push_needs_unreplicated_target,
 )
-WORKER_RULES = PRECISION_RULES + SHAPE_RULES + FIT_RULES
-BOUNDARY_RULES = PATH_RULES + KV_RULES + HANDOFF_RULES
+ENGINE_RULES: tuple[PairRule, ...] = (stock_engine_serves_the_pair,)
+WORKER_RULES = PRECISION_RULES + SHAPE_RULES + FIT_RULES + ENGINE_WORKER_RULES
+BOUNDARY_RULES = PATH_RULES + KV_RULES + HANDOFF_RULES + ENGINE_RULES
 
 
 def sentence(rule: Callable[..., str | None]) -> str:

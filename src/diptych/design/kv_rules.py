@@ -129,6 +129,11 @@ def stock_pairs_share_an_engine(pair: Pair, setting: Setting) -> str | None:
     return f"{pair.prefill.accelerator.name} and {pair.decode.accelerator.name} have no engine in common"
 
 
+def stock_engine_serves_the_pair(pair: Pair, setting: Setting) -> str | None:
+    """The stock engine that was asked for can be told everything of the pair, and none of its own rules is broken."""
+    return setting.engine.pair(pair) if setting.engine else None
+
+
 def _kv_heads(worker: Worker) -> int:
     return worker.model.kv_heads
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from diptych.catalog.memory import MemoryTier, TierKind
 from diptych.catalog.offer import Offer
@@ -20,12 +21,20 @@ class Quality(StrEnum):
     ANY = "any"  # 4 bit as well
 
 
+class StockEngine(Protocol):
+    """One release of an engine, as the rules ask it: a reason against a choice, or None."""
+
+    def worker(self, worker: Worker) -> str | None: ...
+
+    def pair(self, pair: Pair) -> str | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What designs are judged against.
 
     `memory` gives a worker's (weights, left for KV) in bytes, negative when short: `perf`'s arithmetic, passed in. `tiers` are
-    the slower places KV may live in.
+    the slower places KV may live in, `engine` the stock engine to stay with.
     """
 
     max_context: float
@@ -34,6 +43,7 @@ class Setting:
     stock_only: bool = False
     link_is_given: bool = False
     tiers: Mapping[TierKind, MemoryTier] = field(default_factory=dict, compare=False)
+    engine: StockEngine | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

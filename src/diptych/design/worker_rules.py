@@ -173,3 +173,8 @@ def _splits(attention: Attention, tp: int) -> bool:
     if attention.is_mla:
         return True
     return attention.kv_heads % tp == 0 or tp % attention.kv_heads == 0
+
+
+def stock_engine_starts_the_worker(worker: Worker, setting: Setting) -> str | None:
+    """The stock engine that was asked for starts the worker from the model's own checkpoint, its KV where and as it keeps it."""
+    return setting.engine.worker(worker) if setting.engine else None

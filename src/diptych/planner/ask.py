@@ -25,6 +25,7 @@ from diptych.metrics.slo import SLO
 from diptych.perf.model import PerfModel
 from diptych.planner.plan import Goal
 from diptych.planner.rushes import Sizing
+from diptych.planner.stock import Stock
 from diptych.workload.compress import compress
 from diptych.workload.lengths import Lengths
 from diptych.workload.workload import Workload
@@ -46,7 +47,8 @@ class Pins:
     activations) or 'w=fp8 a=fp8 kv=bf16'; parallelisms are 'tp4' or 'tp4·pp2' ('tp4,pp2', 'tp4 pp2'). Residency is where KV lives
     (hbm, dram, nvme, remote): of prefill, the prefixes it reuses; of decode, the KV it reads. Batches are sequences, batched
     tokens the prompt tokens of one step. `wire` is the format and `codec` the kind of KV on the wire, `converts_at` the side that
-    converts; prompts shorter than `local_below` tokens stay on the decode side. `engine` is both roles', unless one has its own.
+    converts; prompts shorter than `local_below` tokens stay on the decode side. `engine` is both roles', unless one has its own;
+    with a release ('vllm@0.33') only what that stock engine can be told is planned.
     """
 
     prefill: str | None = None
@@ -129,6 +131,7 @@ class Ask:
     codec: Codec | None = None
     converts_at: Side | None = None
     size_for: Sizing = Sizing.TRACE
+    stock: Stock | None = None
 
     @property
     def pinned_apart(self) -> bool:
@@ -284,11 +287,30 @@ class Asking:
         """An engine of the capability table; the first part of a plugin's name stands for all of them."""
         if name is None:
             return None
+        if "@" in name:
+            if where != "--engine":
+                self.say(where, f"a release in {name!r}", "--engine ENGINE@RELEASE, for both roles")
+            return name.partition("@")[0].strip().lower()
         known = tuple(dict.fromkeys(n for engine in engine_names() for n in (engine.partition("-")[0], engine)))
         if name.strip().lower() in known:
             return name.strip().lower()
         self.say(where, f"unknown engine {name!r}", ", ".join(known), did_you_mean(name, known))
         return None
+
+
+def _stock(
+    asking: Asking, pins: Pins, prefill: RolePins, decode: RolePins, placement: Placement | None
+) -> Stock | None:
+    """The stock engine that `--engine` names with a release."""
+    if pins.engine is None or "@" not in pins.engine:
+        return None
+    stock: Stock | None = asking.attempt("--engine", Stock.parse, pins.engine)
+    if stock is not None and {prefill.engine, decode.engine} != {str(stock.engine)}:
+        asking.say("--engine", f"{pins.engine} for one role, another engine for the other", "one engine for both")
+    if stock is not None and placement is Placement.CONDITIONAL:
+        where = "--placement" if pins.placement else "--local-below"
+        asking.say(where, f"no router of {stock.engine} alone decides by prompt length", "--engine without a release")
+    return stock
 
 
 def offers_of(
@@ -392,6 +414,7 @@ def ask(
     floor = asking.member("--quality", str(quality), Quality) or Quality.EIGHT_BIT
     sizing = asking.member("--size-for", str(size_for), Sizing) or Sizing.TRACE
     offers = offers_of(asking, book, inventory, pins)
+    stock = _stock(asking, pins, prefill, decode, placement)
     asking.findings.extend(_contradictions(pins, prefill, decode, placement, ownership, overlap, inventory))
     asking.findings.extend(_unplanned(pins, placement, budget, inventory))
     asking.findings.extend(_senseless(pins, placement, codec, converts_at, workload))
@@ -406,7 +429,7 @@ def ask(
     return Ask(
         found_model, workload, compress(workload.lengths, points), found_slo, goal, demand, budget, inventory, catalog, book,
         offers, pins, prefill, decode, placement, ownership, overlap, wire, floor, perf,
-        codec, converts_at, sizing,
+        codec, converts_at, sizing, stock,
     )  # fmt: skip
 
 

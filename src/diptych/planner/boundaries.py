@@ -43,12 +43,13 @@ class BoundaryAxes:
 
 
 def boundary_axes(ask: Ask) -> BoundaryAxes:
-    """All values, or the pinned ones."""
+    """All values, those that a stock engine can be told, or the pinned ones."""
     pinned = ask.pins.interconnect
     links = (ask.catalog.link(pinned),) if pinned else tuple(ask.catalog.links.values())
     wires = (ask.wire,) if ask.wire else WIRES
-    codecs = (ask.codec,) if ask.codec else tuple(Codec)
-    sides = (ask.converts_at,) if ask.converts_at else SIDES
+    stock = ask.stock.handling if ask.stock else None
+    codecs = (ask.codec,) if ask.codec else (Codec.RAW,) if stock else tuple(Codec)
+    sides = (ask.converts_at,) if ask.converts_at else (None,) if stock else SIDES
     forms = tuple(Representation(codec, wire, side) for codec, side, wire in product(codecs, sides, wires))
     place = Placement.DISAGGREGATED if ask.placement is Placement.CONDITIONAL else ask.placement
     placements = tuple(p for p in APART if place in (None, p))
@@ -56,8 +57,8 @@ def boundary_axes(ask: Ask) -> BoundaryAxes:
         links,
         placements,
         forms,
-        (ask.ownership,) if ask.ownership else (Ownership.PULL, Ownership.PUSH),
-        (ask.overlap,) if ask.overlap else (Overlap.SERIAL, Overlap.LAYERWISE),
+        (ask.ownership,) if ask.ownership else stock.ownerships if stock else (Ownership.PULL, Ownership.PUSH),
+        (ask.overlap,) if ask.overlap else stock.overlaps if stock else (Overlap.SERIAL, Overlap.LAYERWISE),
     )
 
 
@@ -65,7 +66,7 @@ class Boundaries:
     """The boundaries that keep the rules, answered from memory: the same question is asked for thousands of pairs."""
 
     def __init__(self, ask: Ask, setting: Setting) -> None:
-        self.axes = boundary_axes(ask)
+        self.axes, self.stock = boundary_axes(ask), ask.stock
         self.setting = setting
         self._paths: dict[tuple[object, ...], tuple[tuple[Placement, Link], ...]] = {}
         self._forms: dict[tuple[Dtype, Dtype], tuple[Representation, ...]] = {}
@@ -80,9 +81,19 @@ class Boundaries:
         for link in self.links(prefill, decode, placement):
             route = path(prefill.worker, decode.worker, link, prefill.nic, decode.nic)
             for form in self.forms(prefill.worker.precision.kv, decode.worker.precision.kv, prefill, decode):
-                ways = [(Boundary(placement, link, form, ownership, overlap), route) for ownership, overlap in moves]
+                every = (Boundary(placement, link, form, ownership, overlap) for ownership, overlap in moves)
+                ways = [(boundary, route) for boundary in every if self.serves(prefill, decode, boundary)]
                 if ways:
                     yield ways
+
+    def serves(self, prefill: Candidate, decode: Candidate, boundary: Boundary) -> bool:
+        """Whether the stock engine that was asked for serves the pair; accelerators alone may already decide."""
+        mine, theirs = prefill.worker, decode.worker
+        if self.stock is None:
+            return True
+        if self.stock.accelerators(mine, theirs, boundary) is not None:
+            return False
+        return self.stock.pair(Pair(mine, theirs, boundary)) is None
 
     def links(self, prefill: Candidate, decode: Candidate, placement: Placement) -> tuple[Link, ...]:
         """Links of one placement that keep the path rules, without those that another of them beats for every size.
@@ -129,21 +140,21 @@ class Boundaries:
 
     def moves(self, prefill: Candidate, decode: Candidate) -> tuple[tuple[Ownership, Overlap], ...]:
         """Ownership and overlap that keep the handoff rules."""
-        key = (prefill.worker.parallelism.tp, decode.worker.parallelism.tp)
+        shapes = prefill.worker.parallelism, decode.worker.parallelism
+        key = shapes if self.stock else (shapes[0].tp, shapes[1].tp)
         if key not in self._moves:
             base = Boundary(
                 Placement.DISAGGREGATED, self.axes.links[0], Representation(Codec.RAW, prefill.worker.precision.kv)
             )
-            self._moves[key] = tuple(
-                (ownership, overlap)
+            every = (
+                replace(base, ownership=ownership, overlap=overlap)
                 for overlap, ownership in product(self.axes.overlaps, self.axes.ownerships)
-                if not any(
-                    pair_violations(
-                        pair_of(prefill, decode, replace(base, ownership=ownership, overlap=overlap)),
-                        self.setting,
-                        HANDOFF_RULES,
-                    )
-                )
+            )
+            self._moves[key] = tuple(
+                (boundary.ownership, boundary.overlap)
+                for boundary in every
+                if not any(pair_violations(pair_of(prefill, decode, boundary), self.setting, HANDOFF_RULES))
+                and (self.stock is None or self.stock.shapes(prefill.worker, decode.worker, boundary) is None)
             )
         return self._moves[key]
 

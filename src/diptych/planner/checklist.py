@@ -120,9 +120,11 @@ def _engine(boundary: BoundaryPlan) -> CheckItem:
     experimental = "experimental" in boundary.engine_support
     return CheckItem(
         "Do the engines support this pair?",
-        "partly" if experimental or not stock else "yes",
+        "no" if not stock else "partly" if experimental else "yes",
         boundary.engine_support,
-        "" if stock else "use diptych's connector, or pin --engine to stay with what stock engines do",
+        ""
+        if stock
+        else "diptych deploy refuses this pair: plan with --engine vllm@0.33, or carry it by diptych's own connector",
     )
 
 

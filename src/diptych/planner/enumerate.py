@@ -19,6 +19,7 @@ from diptych.catalog.offer import Offer
 from diptych.design.axes import Parallelism, Precision, Role, Worker
 from diptych.design.capability import engines, named_engine
 from diptych.design.constraints import (
+    ENGINE_WORKER_RULES,
     FIT_RULES,
     OFFER_RULES,
     PRECISION_RULES,
@@ -149,6 +150,7 @@ def setting_of(ask: Ask) -> Setting:
         stock_only=ask.prefill.engine is not None and ask.prefill.engine == ask.decode.engine,
         link_is_given=ask.pins.interconnect is not None,
         tiers={tier.kind: tier for tier in ask.catalog.tiers.values()},
+        engine=ask.stock,
     )
 
 
@@ -283,12 +285,20 @@ def _kept(
 ) -> Iterator[Worker]:
     """Workers that keep the precision, shape and fit rules, each group applied before the next product is formed."""
     plain, sixteen = Parallelism(), Precision(Dtype.BF16, Dtype.BF16, Dtype.BF16)
+    tier = pins.residency or TierKind.HBM
     rules = (*PRECISION_RULES, pinned_engine_executes_precision) if pins.engine else PRECISION_RULES
+    rules += ENGINE_WORKER_RULES if setting.engine else ()
     engine = pins.engine or "vllm"
     good_precisions = [
         precision
         for precision in precisions
-        if _passes(rules, Worker(ask.model, accelerator, precision, plain, engine), setting, dropped, len(shapes))
+        if _passes(
+            rules,
+            Worker(ask.model, accelerator, precision, plain, engine, residency=tier),
+            setting,
+            dropped,
+            len(shapes),
+        )
     ]
     good_shapes = [
         shape
@@ -304,7 +314,7 @@ def _kept(
     for precision, shape in product(good_precisions, good_shapes):
         worker = Worker(
             ask.model, accelerator, precision, shape, engine_for(pins, accelerator, precision), pins.max_batch,
-            pins.max_batched_tokens, pins.residency or TierKind.HBM,
+            pins.max_batched_tokens, tier,
         )  # fmt: skip
         if _passes(FIT_RULES, worker, setting, dropped, 1):
             yield worker

@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from diptych.catalog.interconnect import Link, LinkKind
-from diptych.design.boundary import Codec, Ownership
+from diptych.design.boundary import Ownership
 from diptych.design.kv_rules import shared_engines
+from diptych.engines.engine import READ, Engine
+from diptych.engines.objections import objections
 from diptych.perf.transfer import LinkLoad
 from diptych.planner.enumerate import Candidate
 from diptych.planner.goodput import most
@@ -75,20 +77,25 @@ def _width(side: Candidate, link: Link) -> float:
 
 
 def engine_support(meeting: Meeting) -> str:
-    """Whether stock engines do this handoff, or what they lack."""
-    lacking = []
-    engines = [side.worker.engine.partition("-")[0] for side in (meeting.prefill, meeting.decode)]
-    if engines[0] != engines[1]:
-        lacking.append(f"{engines[0]} and {engines[1]} share no connector")
-    if meeting.boundary.representation.codec is not Codec.RAW:
-        lacking.append("no stock engine converts KV")
-    shared = shared_engines(meeting.prefill.worker.accelerator, meeting.decode.worker.accelerator)
-    if not shared:
-        lacking.append("the two accelerators share no engine")
-    if lacking:
-        return f"diptych's connector ({'; '.join(lacking)})"
+    """The stock engine that serves this pair, or what the one nearest to it has against it: what `deploy` would say too."""
+    prefill, decode = meeting.prefill.worker, meeting.decode.worker
+    mine, theirs = (worker.engine.partition("-")[0] for worker in (prefill, decode))
+    if mine != theirs:
+        return f"no stock engine; {mine} and {theirs} share no connector"
+    shared = shared_engines(prefill.accelerator, decode.accelerator)
+    found = {
+        engine: list(objections(prefill, decode, meeting.boundary, engine))
+        for engine in (Engine.VLLM, Engine.SGLANG)
+        if str(engine) in shared
+    }
+    if not found:
+        none = "" if shared else "; the two accelerators share no engine"
+        return f"no stock engine that diptych deploy writes for serves both accelerators{none}"
+    engine = min(found, key=lambda engine: (len(found[engine]), str(engine) != mine))
+    if found[engine]:
+        more = f", and {len(found[engine]) - 1} more" if len(found[engine]) > 1 else ""
+        return f"no stock engine; {engine} {READ[engine]}: {found[engine][0].sentence}{more}"
     how = "pull" if meeting.boundary.ownership is Ownership.PULL else "push"
-    layers = ", layer-wise through LMCache" if meeting.boundary.overlap.value == "layerwise" else ""
-    vendors = {meeting.prefill.worker.accelerator.vendor, meeting.decode.worker.accelerator.vendor}
+    vendors = {prefill.accelerator.vendor, decode.accelerator.vendor}
     crossing = ", experimental across vendors" if len(vendors) > 1 else ""
-    return f"stock {shared[0] if 'vllm' not in shared else 'vllm'} ({how}{layers}{crossing})"
+    return f"stock {engine} {READ[engine]} ({how}{crossing})"

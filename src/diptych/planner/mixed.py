@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import highspy
@@ -131,9 +132,18 @@ class Columns:
         choices = [_solve([], [], pools, inventory)] if pools else []
         for givers, takers in self.apart.values() if apart else ():
             mine, theirs = ([c for c in group if c.accelerator in inventory] for group in (givers, takers))
-            choices.append(_solve(mine, theirs, pools, inventory))
+            choices += [_solve(*groups, pools, inventory) for groups in self._joinable(mine, theirs)]
         counts, rate = max(choices, key=lambda choice: choice[1], default=({}, 0.0))
         return _mixture(counts, self.tables, self.boundaries) if rate > NEGLIGIBLE else None
+
+    def _joinable(self, givers: list[Column], takers: list[Column]) -> Iterator[tuple[list[Column], list[Column]]]:
+        """Groups in which everyone may hand over to everyone: pairs alone under a stock engine, which need not serve them all."""
+        if self.tables.ask.stock is None:
+            yield givers, takers
+            return
+        for mine, theirs in product(givers, takers):
+            if _ways(mine.candidate, theirs.candidate, self.boundaries):
+                yield [mine], [theirs]
 
 
 def _narrowest(takers: list[Column]) -> tuple[Candidate, ...]:
@@ -180,13 +190,15 @@ def _knee(
     meetings = []
     for target in targets:
         if not (ways := _ways(candidate, target, boundaries)):
+            if tables.ask.stock is not None:
+                continue
             return 0.0
         meetings.append(Meeting(candidate, target, first, tables.decode_stage(target.worker), *ways[0]))
 
     def keeps(rate: float) -> bool:
         return all(bool(np.all(kept(meeting.margins(rate, 1.0, np.inf)))) for meeting in meetings)
 
-    return most(keeps, first.capacity) if keeps(NEGLIGIBLE) else 0.0
+    return most(keeps, first.capacity) if meetings and keeps(NEGLIGIBLE) else 0.0
 
 
 def _solve(

@@ -215,7 +215,7 @@ def _of_found(searching: Search, found: Found, rate: float) -> Outcome:
     question = searching.ask
     shown = _shown(question, found, rate)
     baselines = _baselines(question, found, rate, shown)
-    split = conditional_options(question, searching.tables.load, found, rate)
+    split = conditional_options(question, searching.tables.load, found, rate) if question.stock is None else []
     for other in split if question.placement in (None, Placement.CONDITIONAL) else ():
         kind = answer_of(other)
         present = baselines[kind]

@@ -101,6 +101,15 @@ class Tables:
             self._least[key] = self.stage(role, worker).least(rate)
         return self._least[key]
 
+    def alike(self, candidate: Candidate) -> tuple[object, ...]:
+        """What the bill, a handoff and the rules on pairs see of a candidate."""
+        worker = candidate.worker
+        formats = worker.precision if self.ask.stock else worker.precision.kv
+        return (
+            candidate.offer, worker.accelerator.name, formats, worker.parallelism, worker.engine, worker.max_batch,
+            worker.max_batched_tokens, worker.residency,
+        )  # fmt: skip
+
     def floor(self, role: Role, worker: Worker, rate: float) -> int | None:
         """A count no larger than `least`, from the data sheet alone; None when the data sheet already rules the worker out."""
         slo, floors = self.load.slo, self.floors
@@ -229,6 +238,7 @@ class _Side:
     def __init__(self, role: Role, candidates: list[Candidate], tables: Tables, rate: float) -> None:
         self.role, self.candidates, self.tables, self.rate = role, candidates, tables, rate
         self.exact = np.zeros(len(candidates), dtype=bool)
+        self._best: dict[tuple[object, ...], list[Any]] = defaultdict(list)
         self.counts = [self.tables.floor(role, c.worker, rate) for c in candidates]
         self.costs = np.array([self._cost(i, whole=True) for i in range(len(candidates))], dtype=float)
         self.shares = np.array([self._cost(i, whole=False) for i in range(len(candidates))], dtype=float)
@@ -241,10 +251,26 @@ class _Side:
         return candidate.usd_per_hour(count) if whole else candidate.share_per_hour(count)
 
     def sharpen(self, index: int) -> None:
-        """Replace a floor by the count the stage table needs."""
-        self.counts[index] = self.tables.least(self.role, self.candidates[index].worker, self.rate)
+        """Replace a floor by the count the stage table needs; a worker that another is never slower than needs no look."""
+        self.counts[index] = None if self._beaten(index) else self._least(index)
         self.costs[index], self.shares[index] = self._cost(index, whole=True), self._cost(index, whole=False)
         self.exact[index] = True
+
+    def _least(self, index: int) -> int | None:
+        return self.tables.least(self.role, self.candidates[index].worker, self.rate)
+
+    def _beaten(self, index: int) -> bool:
+        """Whether a worker that was looked at before serves every fleet of this one no later, at the same bill.
+
+        It is alike in all that the bill, the handoff and the rules see, so that no boundary and no other side tells them apart.
+        """
+        candidate = self.candidates[index]
+        stage: Any = self.tables.stage(self.role, candidate.worker)
+        peers = self._best[self.tables.alike(candidate)]
+        if any(peer.never_slower(stage) for peer in peers):
+            return True
+        peers.append(stage)
+        return False
 
     def bounds(self, shared: bool) -> Array:
         """What each candidate costs at least beside the other pool."""
@@ -351,7 +377,7 @@ def size_pair(
     """The cheapest sizing of one pair over all its boundaries, below `below` USD/h. Among equals the simplest boundary."""
     mine, theirs = prefill.candidates[row], decode.candidates[column]
     first, second = tables.prefill_stage(mine.worker), tables.decode_stage(theirs.worker)
-    if not idle_in_time(first, second):
+    if tables.load.slo.of("e2e") and not idle_in_time(first, second):
         return None
     counts = prefill.counts[row] or 1, decode.counts[column] or 1
     bound = mine.share_per_hour(counts[0]) + theirs.share_per_hour(counts[1])

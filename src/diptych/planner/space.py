@@ -8,16 +8,17 @@ counts are sized, not chosen, and do not multiply it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diptych.catalog.dtype import Dtype
-from diptych.design.axes import Role
+from diptych.design.axes import Role, Worker
 from diptych.design.boundary import Boundary, Codec, Placement, Representation
-from diptych.design.constraints import HANDOFF_RULES, KV_RULES, PATH_RULES, pair_violations
-from diptych.design.ruling import PairRule, Setting, Violation
+from diptych.design.constraints import ENGINE_RULES, HANDOFF_RULES, KV_RULES, PATH_RULES, pair_violations, sentence
+from diptych.design.ruling import Pair, PairRule, Setting, Violation
 from diptych.planner.ask import Ask
 from diptych.planner.boundaries import Boundaries, pair_of
 from diptych.planner.enumerate import BATCH_LIMITS, Candidate, Dropped, RoleSpace
@@ -30,13 +31,14 @@ Counts = NDArray[np.float64]
 class _Classes:
     """Candidates of one role, counted by (class of offer, KV format, TP), with one example of each class of offer."""
 
-    def __init__(self, candidates: tuple[Candidate, ...]) -> None:
+    def __init__(self, candidates: tuple[Candidate, ...], by_shape: bool) -> None:
         self.offers: dict[tuple[object, ...], Candidate] = {}
         self.caches: dict[Dtype, Candidate] = {}
-        self.tensors: dict[int, Candidate] = {}
+        self.tensors: dict[object, Candidate] = {}
         rows = []
         for candidate in candidates:
-            keys = (_offer_class(candidate), candidate.worker.precision.kv, candidate.worker.parallelism.tp)
+            shape = candidate.worker.parallelism
+            keys = (_offer_class(candidate), candidate.worker.precision.kv, shape if by_shape else shape.tp)
             self.offers.setdefault(keys[0], candidate)
             self.caches.setdefault(keys[1], candidate)
             self.tensors.setdefault(keys[2], candidate)
@@ -67,15 +69,50 @@ class PairCounts:
         """Designs that keep the rules; those that do not are added to `dropped`. `each` multiplies every design."""
         if not prefill or not decode:
             return 0
-        axes, mine, theirs = self._boundaries.axes, _Classes(prefill), _Classes(decode)
+        axes, stock = self._boundaries.axes, self._boundaries.stock
+        mine, theirs = (_Classes(side, by_shape=stock is not None) for side in (prefill, decode))
         forms, moves = len(axes.representations), len(axes.ownerships) * len(axes.overlaps)
         pairs = mine.counts.sum(axis=(1, 2))[:, None] * theirs.counts.sum(axis=(1, 2))[None, :]
         kept = self._weigh(list(self._paths(mine, theirs)), pairs, dropped, forms * moves * each)
-        by_cache = np.einsum("gk,gh,hl->kl", mine.counts.sum(axis=2), kept, theirs.counts.sum(axis=2))
+        served = self._served(mine, theirs)
+        each_pair = np.einsum("gk,gh,hl->gkhl", mine.counts.sum(axis=2), kept, theirs.counts.sum(axis=2))
+        if stock is not None:
+            self._drop(each_pair * ~served, forms * moves * each, dropped)
+        by_cache = (each_pair * served).sum(axis=(0, 2))
         known = self._weigh(list(self._forms(mine, theirs)), by_cache, dropped, moves * each)
-        table = np.einsum("gkt,gh,hlu,kl->tu", mine.counts, kept, theirs.counts, known, optimize=True)
+        cells = kept[:, None, :, None] * served * known[None, :, None, :]
+        table = np.einsum("gkt,gkhl,hlu->tu", mine.counts, cells, theirs.counts, optimize=True)
         moved = self._weigh(list(self._moves(mine, theirs)), table, dropped, each)
         return round(float((table * moved).sum())) * each
+
+    def _served(self, mine: _Classes, theirs: _Classes) -> NDArray[np.bool_]:
+        """Which (accelerator, KV format) pairs the stock engine serves at all, shape (offers, formats, offers, formats)."""
+        shape = len(mine.offers), len(mine.caches), len(theirs.offers), len(theirs.caches)
+        served: NDArray[np.bool_] = np.ones(shape, dtype=np.bool_)
+        stock, axes = self._boundaries.stock, self._boundaries.axes
+        if stock is None:
+            return served
+        sides = [
+            {(i, k): _storing(c.worker, kv) for i, c in enumerate(x.offers.values()) for k, kv in enumerate(x.caches)}
+            for x in (mine, theirs)
+        ]
+        for (one, prefill), (other, decode) in product(sides[0].items(), sides[1].items()):
+            form = Representation(Codec.RAW, prefill.precision.kv)
+            boundary = Boundary(Placement.DISAGGREGATED, axes.links[0], form, axes.ownerships[0], axes.overlaps[0])
+            detail = stock.accelerators(prefill, decode, boundary)
+            if detail is not None:
+                served[(*one, *other)] = False
+                self._note_stock(detail)
+        return served
+
+    def _note_stock(self, detail: str) -> None:
+        rule = ENGINE_RULES[0]
+        self._examples.setdefault(rule.__name__, Violation(rule.__name__, sentence(rule), detail))
+
+    def _drop(self, weights: Counts, times: int, dropped: Dropped) -> None:
+        """Add what the stock engine does not serve."""
+        if total := round(float(weights.sum())):
+            dropped.add(self._examples[ENGINE_RULES[0].__name__], total * times)
 
     def _weigh(
         self, rows: list[tuple[int, int, dict[str, int]]], weights: Counts, dropped: Dropped, times: int
@@ -117,7 +154,13 @@ class PairCounts:
                 Boundary(Placement.DISAGGREGATED, axes.links[0], form, ownership, overlap)
                 for ownership, overlap in product(axes.ownerships, axes.overlaps)
             )
-            yield i, j, self._outcome(one, other, choices, HANDOFF_RULES)
+            rules = HANDOFF_RULES if self._boundaries.stock is None else (*HANDOFF_RULES, self._shapes)
+            yield i, j, self._outcome(one, other, choices, rules)
+
+    def _shapes(self, pair: Pair, setting: Setting) -> str | None:
+        """What the stock engine has against two parallelisms, for the same accelerator and format on both sides."""
+        stock = self._boundaries.stock
+        return stock.shapes(pair.prefill, pair.decode, pair.boundary) if stock else None
 
     def _outcome(
         self, one: Candidate, other: Candidate, choices: Iterator[Boundary], rules: tuple[PairRule, ...]
@@ -126,11 +169,18 @@ class PairCounts:
         outcome: dict[str, int] = {}
         for boundary in choices:
             broken = next(pair_violations(pair_of(one, other, boundary), self._setting, rules), None)
+            if broken and broken.rule == self._shapes.__name__:
+                broken = Violation(ENGINE_RULES[0].__name__, sentence(ENGINE_RULES[0]), broken.detail)
             rule = broken.rule if broken else ""
             if broken:
                 self._examples.setdefault(rule, broken)
             outcome[rule] = outcome.get(rule, 0) + 1
         return outcome
+
+
+def _storing(worker: Worker, kv: Dtype) -> Worker:
+    """The worker with its KV in another format."""
+    return replace(worker, precision=replace(worker.precision, kv=kv))
 
 
 def _path_class(one: Candidate, other: Candidate) -> tuple[object, ...]:
