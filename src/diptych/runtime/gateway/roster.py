@@ -111,6 +111,7 @@ class Roster:
     def __init__(self, endpoints: tuple[Endpoint, ...]) -> None:
         self.workers = {each.name: Worker(each, place) for place, each in enumerate(endpoints)}
         self.pairs_refused: Counter[tuple[str, str, str]] = Counter()
+        self._parted: dict[tuple[str, str], tuple[int | None, int | None, str]] = {}
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self.workers.values())
@@ -132,9 +133,16 @@ class Roster:
         assert source.ready is not None, source.name
         assert target.ready is not None, target.name
         why = _misfit(source.ready.state, target.ready.state)
+        *lives, said = self._parted.get((source.name, target.name), (None, None, ""))
+        if lives == [source.life, target.life]:
+            why = why or said
         if why:
             self.pairs_refused[source.name, target.name, why] += 1
         return not why
+
+    def part(self, source: Worker, target: Worker, why: str) -> None:
+        """These two found that they do not fit; while both live they are not tried again."""
+        self._parted[source.name, target.name] = source.life, target.life, why or "they refuse each other's KV"
 
 
 @lru_cache(maxsize=1024)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from diptych.boundary.messages import Reason
 from diptych.runtime.gateway.answer import Answer, Charge
 from diptych.runtime.gateway.asked import Asked, Model
 from diptych.runtime.gateway.attempts import Attempts, Deed, Deliver, Finish, Note, Refuse, Route, Start, Stop
@@ -107,7 +108,9 @@ class Service:
         if not known:
             return None
         vocabulary = min(each.vocabulary for each in known)
-        return Model(self.settings.model, self.tokenizer, vocabulary, min(each.max_context for each in known))
+        telling = [each.ready for each in self.roster if each.ready is not None and each.role != "prefill"] or known
+        context = min(min(each.max_context, each.blocks * each.block_tokens) for each in telling)
+        return Model(self.settings.model, self.tokenizer, vocabulary, context)
 
     @property
     def is_ready(self) -> bool:
@@ -261,7 +264,8 @@ class Service:
         if answer.epoch != deed.epoch:
             self._refund(answer)
             answer.epoch, answer.source, answer.target = deed.epoch, "", ""
-        answer.told.pop(deed.worker, None)
+        if not answer.count:
+            answer.told.pop(deed.worker, None)
         if deed.half == "prefill":
             answer.source = deed.worker
         else:
@@ -406,15 +410,20 @@ class Service:
     def _failed(self, worker: Worker, said: Failed) -> None:
         now = self._now()
         answer = self._answers.get(said.request)
+        retry = said.retry
         if answer is not None and self._attempts.hears(worker.name, said.request, said.epoch):
             answer.lost_role = worker.role
-            if said.retry:
+            log.info("%s %s failed: %s %s", worker.role, worker.name, said.reason, said.detail)
+            if said.reason == Reason.INCOMPATIBLE and answer.source:  # the pair's fault, and another way may do
+                self.roster.part(self.roster[answer.source], self.roster[answer.target], said.detail)
+                retry = True
+            elif retry:
                 answer.avoid.add(worker.name)
                 worker.failed(now)
-        deeds = self._attempts.failed(
-            worker.name, said.request, said.epoch, said.reason, said.retry, RETRY_AFTER_MS, round(now * 1000)
+        after = said.after_ms or RETRY_AFTER_MS
+        self._do(
+            self._attempts.failed(worker.name, said.request, said.epoch, said.reason, retry, after, round(now * 1000))
         )
-        self._do(deeds)
 
     def _handed(self, worker: Worker, said: Handed) -> None:
         answer = self._answers.get(said.request)
@@ -520,6 +529,7 @@ class Service:
 
 _REASONS = {
     "deadline": (503, "deadline_exceeded", "the answer was not complete before its deadline", 1.0),
+    "bad request": (400, "invalid_request", "the workers take no such request", 0.0),
     "too large": (400, "context_length_exceeded", "no worker has memory for this prompt and answer", 0.0),
     "too long": (400, "context_length_exceeded", "the prompt and answer are longer than the model's context", 0.0),
 }

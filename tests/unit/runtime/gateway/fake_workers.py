@@ -184,21 +184,20 @@ class FakeWorker:
             await self._answer(writer, said)
 
     async def _answer(self, writer: asyncio.StreamWriter, said: Submit) -> None:
-        answer = expected(self.model, said.prompt, said.params)
+        most = len(said.generated) + 1 if said.half == "prefill" else said.params.max_tokens
+        answer = expected(self.model, said.prompt, said.params, most)
         have, at = len(said.generated), len(said.generated)
         self.prompts += len(said.prompt)
         if said.half != "decode" and self.pace.first:
             await asyncio.sleep(self.pace.first)
         prompt = prompt_told(self.model, said) if said.half != "decode" else ()
         if said.half == "prefill":
-            last = "length" if have + 1 >= len(answer) and answer[have] != self.model.eos else ""
             self._say(
                 writer,
                 Tokens(said.request, said.epoch, have, (told(self.model, answer[have], said.params),), "", prompt),
             )
             self._say(writer, Ended(said.request, said.epoch, "handed", cached=len(said.prompt) // 2))
             self.output += 1
-            assert last in ("", "length")
             partner = self.partners.get(said.peer)
             if partner is not None:
                 partner.handed(said.request)
@@ -238,10 +237,10 @@ class FakeWorker:
         return self._arrivals
 
 
-def expected(model: ToyModel, prompt: tuple[int, ...], params: Params) -> list[int]:
-    """What the answer must be."""
+def expected(model: ToyModel, prompt: tuple[int, ...], params: Params, most: int) -> list[int]:
+    """The first `most` tokens of what the answer must be."""
     sampling = Sampling(params.temperature, seed=params.seed, min_tokens=params.min_tokens)
-    return model.expected(prompt, params.max_tokens, sampling)
+    return model.expected(prompt, most, sampling)
 
 
 def told(model: ToyModel, token: int, params: Params) -> Chosen:
