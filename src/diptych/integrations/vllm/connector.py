@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # type: igno
 from vllm.logger import init_logger  # type: ignore[import-not-found, unused-ignore]
 
 import vllm  # type: ignore[import-not-found, unused-ignore]
+from diptych.boundary.messages import Speaker
 from diptych.integrations.vllm.counts import COUNTERS, GAUGES, added
 from diptych.integrations.vllm.joint import Joint
 from diptych.integrations.vllm.scheduling import SchedulerSide, Step
@@ -142,7 +143,8 @@ class DiptychConnector(base.KVConnectorBase_V1):  # type: ignore[misc, unused-ig
         blocks = blocks_of(self._vllm_config, kv_caches, self._kv_cache_config, self._settings)
         self._rank = _rank()
         name = f"{str(self._kv_transfer_config.engine_id)[:100]}-{self._rank}"
-        self._joint = Joint(name, blocks, self._settings, log.warning)
+        speaker = Speaker.PREFILL if self._kv_transfer_config.is_kv_producer else Speaker.DECODE
+        self._joint = Joint(name, blocks, self._settings, log.warning, speaker)
         log.info("diptych: %s in blocks of %d tokens, asked at %s", blocks.state.format,
                  blocks.state.storage.block_tokens, self._joint.doorbell)  # fmt: skip
 

@@ -64,7 +64,14 @@ class Blocks(Protocol):
 class Joint:
     """Both sides of this worker's handoffs. Its methods may be called from any thread; the work is done on one of its own."""
 
-    def __init__(self, name: str, blocks: Blocks, settings: Settings, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        blocks: Blocks,
+        settings: Settings,
+        log: Callable[[str], None],
+        speaker: Speaker = Speaker.PREFILL,
+    ) -> None:
         self.name, self.blocks, self.settings, self.log = name, blocks, settings, log
         self.state = blocks.state
         self.across, refused = crossing(self.state, settings.wire)
@@ -73,7 +80,7 @@ class Joint:
         self.source, self.target = Source(), Target(int(settings.wait_s * 1000))
         self._table, self._events = WireTable(), SimpleQueue[events.Event | Callable[[], None] | None]()
         digest = bytes.fromhex(serial.digest(self.state))
-        hello = Hello(Speaker.PREFILL, name, time.time_ns() & ((1 << 62) - 1), OLDEST_VERSION, VERSION, digest)
+        hello = Hello(speaker, name, time.time_ns() & ((1 << 62) - 1), OLDEST_VERSION, VERSION, digest)
         self.peers = Peers(hello, self._table, self._events.put)
         self.kept: dict[Key, tuple[Keep, int]] = {}
         self._out: dict[Key, Outgoing] = {}
@@ -188,6 +195,7 @@ class Joint:
                 self._tell_sent(job.request)
         self._source(self.source.tick(now))
         self._target(self.target.tick(now))
+        self._serve()
         for key, (out, until) in list(self._dying.items()):
             if until <= now:
                 self._dying[key] = (out, now + STALL_MS)
