@@ -72,8 +72,16 @@ def test_two_spellings_of_one_format_are_told_as_such(diptych) -> None:
     code, out, _ = diptych("check", "--prefill", f"{PREFILL} --kv-cache-dtype bfloat16", "--decode", DECODE,
                            "--prefill-gpu", "H100", "--decode-gpu", "H20")  # fmt: skip
     assert code == 1  # vLLM refuses it all the same
-    assert "fine, though it looks wrong" in out
+    assert "the bytes are the same, only the spelling differs" in out
+    assert "write --kv-cache-dtype bfloat16 on both roles" in out
     assert "compatible" in out
+
+
+def test_unlike_sizes_that_the_engine_brings_together_are_told_as_fine(diptych) -> None:
+    code, out, _ = diptych("check", "--prefill", PREFILL, "--decode", DECODE,
+                           "--prefill-gpu", "H100", "--decode-gpu", "H20")  # fmt: skip
+    assert code == 0
+    assert "fine, though it looks wrong  TP 2 against TP 4" in out
 
 
 @pytest.mark.parametrize("name", ["dynamo_vllm", "dynamo_sglang", "kserve", "llm_d"])
@@ -121,6 +129,12 @@ def test_a_typo_in_a_manifest_is_found(diptych, tmp_path) -> None:
         (("check", "--prefill", PREFILL, "--decode", DECODE, "--prefill-gpu", "H10"), "did you mean"),
         (("check", "--prefill", PREFILL, "--decode", DECODE, "--engine", "vlm@0.33"), "did you mean vllm"),
         (("check", "--prefill", PREFILL, "--decode", DECODE, "--engine", "vllm@x"), "not a version"),
+        (("check", "--prefill", PREFILL, "--decode", DECODE, "--engine", "vllm@9.9"), "vllm 9.9.0 is not known"),
+        (("check", "--prefill", PREFILL, "--decode", DECODE, "--decode-gpu", "H1000"), "--decode-gpu: unknown"),
+        (
+            ("deploy", "--design", DESIGN, "--model", "Qwen3-32B", "--target", "vllm", "--engine-version", "9.9"),
+            "9.9.0",
+        ),
         (("check", "--prefill", PREFILL, "--decode", DECODE, "--format", "xml"), "unknown format"),
         (("check", "--live", "ftp://x"), "ftp"),
         (("check", "--live", "http://127.0.0.1:9"), "127.0.0.1:9"),

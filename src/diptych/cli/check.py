@@ -111,7 +111,7 @@ def _told(
 ) -> Deployment:
     """The deployment with what the command line adds where the source says nothing; a pair must be in it."""
     gpus = {Role.PREFILL: prefill_gpu, Role.DECODE: decode_gpu}
-    named = {role: catalog.accelerator(name).name for role, name in gpus.items() if name}
+    named = {role: _gpu(name, role, catalog) for role, name in gpus.items() if name}
     release = engine_at(engine) if engine else None
     roles = tuple(
         replace(
@@ -126,6 +126,15 @@ def _told(
         kinds = ", ".join(f"{config.name or config.engine} is {config.role}" for config in roles)
         raise InvalidInput(Finding(deployment.source, f"no prefill/decode pair in it ({kinds})", "a role of each"))
     return told
+
+
+def _gpu(name: str, role: Role, catalog: Catalog) -> str:
+    """The catalog's name of an accelerator that the command line gives a role. Raises InvalidInput."""
+    found = catalog.find_accelerator(name)
+    if found is None:
+        hint = did_you_mean(name, catalog.accelerator_names)
+        raise InvalidInput(Finding(f"--{role}-gpu", f"unknown accelerator {name!r}", hint=hint))
+    return found.name
 
 
 def _format(text: str) -> str:
@@ -144,4 +153,4 @@ def _print(report: Report, wanted: str) -> None:
     elif wanted == "github":
         sys.stdout.write(check_github(report))
     else:
-        out.print(check_text(report))
+        out.print(check_text(report, out.width), soft_wrap=True)

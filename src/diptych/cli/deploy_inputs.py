@@ -17,7 +17,7 @@ from diptych.deploy.generate.target import Target
 from diptych.design.axes import Role
 from diptych.design.design import Design
 from diptych.engines.deployment import UNKNOWN, Expected
-from diptych.engines.engine import Version, version
+from diptych.engines.engine import Version, known_version, version
 from diptych.errors import Finding, InvalidInput, did_you_mean
 from diptych.metrics.slo import SLO
 from diptych.planner.plan import Plan
@@ -51,7 +51,7 @@ def read_setup(given: Mapping[str, Any], say: Callable[[str], None]) -> Setup:
     subject = read_target(reader, reader.given.get("run"), catalog, model, None)
     reader.need("target", ", ".join(Target))
     target = reader.value("target", _target)
-    release = reader.value("engine_version", lambda text: version(text, "--engine-version"))
+    release = reader.value("engine_version", lambda text: _release(text, target))
     name = reader.value("name", _name) or "diptych"
     checkpoints = reader.attempt("--checkpoint", _by_role, given.get("checkpoint") or (), "--checkpoint") or {}
     images = reader.attempt("--image", _images, given.get("image") or ()) or {}
@@ -125,6 +125,11 @@ def _target(text: str) -> Target:
     except ValueError:
         known = [str(target) for target in Target]
         raise InvalidInput(Finding("--target", f"unknown target {text!r}", hint=did_you_mean(text, known))) from None
+
+
+def _release(text: str, target: Target | None) -> Version:
+    """A release of the target's engine; only its spelling is looked at where no target is known."""
+    return known_version(text, target.engine, "--engine-version") if target else version(text, "--engine-version")
 
 
 def _name(text: str) -> str:

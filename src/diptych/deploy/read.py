@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from diptych.deploy.commands.read import named_roles, read_script, roles_of_router
+from diptych.deploy.commands.read import leaders, named_roles, read_script, roles_of_router
 from diptych.deploy.commands.roles import Reading
 from diptych.deploy.manifests.read import UNDERSTOOD, read_documents
 from diptych.deploy.safe_yaml import MAX_BYTES, Node, load_text, read_text
@@ -45,7 +45,7 @@ def together(parts: Sequence[Deployment]) -> Deployment:
     router = next((part.router for part in parts if part.router is not None), None)
     read = [role for part in parts for role in part.roles]
     nameless = [replace(role, name="") if role.name == Role.COLOCATED else role for role in read]  # it may be told yet
-    roles = named_roles(roles_of_router(nameless, router))
+    roles = named_roles(leaders(roles_of_router(nameless, router)))
     launcher = next((part.launcher for part in parts if part.launcher is not Launcher.PLAIN), Launcher.PLAIN)
     return Deployment(
         tuple(roles),

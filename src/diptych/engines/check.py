@@ -10,7 +10,7 @@ from diptych.boundary.contract import Contract, Verdict, contract
 from diptych.boundary.descriptor import KVState
 from diptych.boundary.element import ScaleSource
 from diptych.engines.deployment import Deployment
-from diptych.engines.engine import Engine
+from diptych.engines.engine import READ, Engine
 from diptych.engines.resolve import Joint, kv_state
 from diptych.engines.resolve_gpu import labelled_accelerator
 from diptych.engines.resolve_stored import Stored, same_bytes
@@ -192,6 +192,9 @@ def _unexplained(joint: Joint, agreed: Contract | None, found: tuple[Broken, ...
 
 def _doubts(joint: Joint) -> Iterator[str]:
     """What was not known of either side, and what could not be decided of the two."""
+    for role in (joint.prefill, joint.decode):
+        if role.release > READ[role.engine]:
+            yield f"what {role.engine} {role.release} does otherwise than {READ[role.engine]}, whose source was read"
     yield from joint.prefill_stored.unknown
     yield from joint.decode_stored.unknown
     for doubt in all_doubts():

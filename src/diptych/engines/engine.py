@@ -75,6 +75,18 @@ def version(text: str, where: str = "version") -> Version:
     return Version((major, minor, patch))
 
 
+def known_version(text: str, engine: Engine, where: str = "version") -> Version:
+    """A release that someone names, of the line that was read or an earlier one. Raises InvalidInput.
+
+    A later release of an image or a running server is no mistake: `check` says of it that it was not read.
+    """
+    named = version(text, where)
+    if named.parts[:2] > READ[engine].parts[:2]:
+        problem = f"{engine} {named} is not known: its rules were read from the source of {READ[engine]}"
+        raise InvalidInput(Finding(where, problem, "that release or an earlier one"))
+    return named
+
+
 def engine_at(text: str, where: str = "--engine") -> tuple[Engine, Version]:
     """Read 'vllm@0.33' or 'sglang'; the release that was read stands for a missing one. Raises InvalidInput."""
     name, _, release = text.partition("@")
@@ -84,4 +96,4 @@ def engine_at(text: str, where: str = "--engine") -> tuple[Engine, Version]:
         known = [str(engine) for engine in Engine]
         finding = Finding(where, f"unknown engine {name!r}", hint=did_you_mean(name, known))
         raise InvalidInput(finding) from None
-    return engine, version(release, where) if release else READ[engine]
+    return engine, known_version(release, engine, where) if release else READ[engine]

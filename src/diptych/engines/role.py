@@ -93,11 +93,47 @@ class RoleConfig:
 
     def place(self, setting: str) -> str:
         """Where a setting was written, for a finding: 'prefill --block-size', 'manifest.yaml:41', or where it should be."""
-        return self.places.get(setting) or f"{self.name or self.role} {setting} (not set)"
+        return self.places.get(setting) or f"{self.name or self.role} {_spelled(setting, self.engine)} (not set)"
 
     def env_text(self, name: str, default: str = "") -> str:
         """An environment variable's text; empty when it comes from the cluster."""
         return self.env[name].text if name in self.env else default
+
+
+_WITHOUT_FLAG = frozenset({"engine", "version", "router"})
+_FLAGS: Mapping[Engine, Mapping[str, str]] = {
+    Engine.VLLM: {
+        "tp": "tensor-parallel-size",
+        "pp": "pipeline-parallel-size",
+        "dp": "data-parallel-size",
+        "dcp": "decode-context-parallel-size",
+        "pcp": "prefill-context-parallel-size",
+        "connector": "kv-transfer-config",
+        "hybrid_kv_manager": "disable-hybrid-kv-cache-manager",
+        "speculative": "speculative-config",
+    },
+    Engine.SGLANG: {
+        "tp": "tp-size",
+        "pp": "pp-size",
+        "dp": "dp-size",
+        "dcp": "dcp-size",
+        "pcp": "attn-cp-size",
+        "block_size": "page-size",
+        "model": "model-path",
+    },
+}
+"""Flags that are called otherwise than the field that they set."""
+
+
+def _spelled(setting: str, engine: Engine) -> str:
+    """A setting as its user would write it: the flag, or the environment variable. TensorRT-LLM's are keys of a file.
+
+    >>> _spelled("tp", Engine.VLLM), _spelled("block_size", Engine.SGLANG), _spelled("VLLM_KV_CACHE_LAYOUT", Engine.VLLM)
+    ('--tensor-parallel-size', '--page-size', 'VLLM_KV_CACHE_LAYOUT')
+    """
+    if setting.isupper() or setting in _WITHOUT_FLAG or engine not in _FLAGS:
+        return setting
+    return f"--{_FLAGS[engine].get(setting, setting.replace('_', '-'))}"
 
 
 def whole(value: Any, default: int) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
+import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from diptych.engines.check import Pair, Report
@@ -37,35 +36,72 @@ def level(severity: Severity) -> str:
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
-def check_text(report: Report) -> RenderableType:
-    """Findings worst first, then what only looks wrong, what is not known, and one line to end with."""
-    parts: list[RenderableType] = [_pairs(report), Text()]
-    parts += [_setting(finding) for finding in report.deployment.findings]
-    parts += [_broken(each) for each in report.broken]
-    parts += [_remark(remark) for remark in report.remarks]
-    parts += [Text(f"? not known, so not checked: {said}") for said in report.unknown]
-    return Group(*parts, Text(summary(report), style="bold"))
+def check_text(report: Report, width: int = 80) -> Text:
+    """Findings worst first, then what only looks wrong, what is not known, and one line to end with; `width` in columns.
+
+    Words are wrapped here and addresses kept whole, so that a line can be copied and none ends in blanks.
+    """
+    parts = [_pair(pair, width) for pair in report.pairs]
+    parts += [Text()]
+    parts += [_setting(finding, width) for finding in report.deployment.findings]
+    parts += [_broken(each, width) for each in report.broken]
+    parts += [_remark(remark, width) for remark in _new_remarks(report)]
+    parts += [Text(_hang(f"? not known, so not checked: {said}", width)) for said in report.unknown]
+    return Text("\n").join([*parts, Text(_hang(summary(report), width), style="bold")])
 
 
 def summary(report: Report) -> str:
     """The last line: how many findings of which kind, or that there are none."""
-    counts = {severity: sum(each.severity is severity for each in report.broken) for severity in Severity}
-    told = [f"{count} {severity}" for severity, count in counts.items() if count]
-    if report.deployment.findings:
-        told.insert(0, f"{len(report.deployment.findings)} not accepted at start-up")
+    counts = Counter(each.severity for each in report.broken)
+    told = [f"{counts[severity]} {_plural(severity, counts[severity])}" for severity in Severity if counts[severity]]
+    settings = len(report.deployment.findings)
+    if settings:
+        told.insert(0, f"{settings} setting{'s' if settings > 1 else ''} not accepted at start-up")
     pairs = sum(len(pair.names) for pair in report.pairs)
     about = f"{pairs} pair{'s' if pairs != 1 else ''} checked"
-    return f"{about}: {'; '.join(told)}" if told else f"{about}: nothing found"
+    return f"{about}: {'; '.join(told) or 'nothing found'}"
 
 
-def _pairs(report: Report) -> Text:
+_PLURALS = {
+    Severity.REQUEST: "fail each request while pods look healthy",
+    Severity.STARTUP: "fail at start-up",
+    Severity.LEAK: "leak or hang",
+}
+
+
+def _plural(severity: Severity, count: int) -> str:
+    return _PLURALS.get(severity, str(severity)) if count > 1 else str(severity)
+
+
+def _hang(text: str, width: int, first: str = "", indent: str = "  ") -> str:
+    """`text` wrapped to `width` columns, `first` before its first line and `indent` before the others."""
+    lines = [
+        textwrap.fill(
+            line,
+            max(width, len(indent) + 20),
+            initial_indent=indent if number else first,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for number, line in enumerate(text.splitlines())
+    ]
+    return "\n".join(lines)
+
+
+def _pair(pair: Pair, width: int) -> Text:
     lines = []
-    for pair in report.pairs:
-        for role, stored in zip((pair.joint.prefill, pair.joint.decode), pair.stored, strict=True):
-            block = f", {stored.block_tokens} tokens a block" if stored.block_tokens else ""
-            lines.append(f"{role.name or role.role}: {_engine(role)}, stores {stored.says}{block}")
-        lines.append(f"  → {meaning(pair)}")
+    for role, stored in zip((pair.joint.prefill, pair.joint.decode), pair.stored, strict=True):
+        block = f", {_tokens(stored.block_tokens)} a block" if stored.block_tokens else ""
+        lines.append(_hang(f"{role.name or role.role}: {_engine(role)}, stores {stored.says}{block}", width))
+    alike = len(pair.names) - 1
+    more = f" (and {alike} pair{'s' if alike > 1 else ''} like this)" if alike else ""
+    lines.append(_hang(meaning(pair) + more, width, "  → ", "    "))
     return Text("\n".join(lines))
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'s' if count != 1 else ''}"
 
 
 def _engine(role: RoleConfig) -> str:
@@ -75,20 +111,31 @@ def _engine(role: RoleConfig) -> str:
 
 def meaning(pair: Pair) -> str:
     """What the boundary could do with the pair, whatever the engine compares."""
-    if pair.contract is None or pair.meaning == "compatible":
+    if pair.contract is None:
+        return _meaning_of_formats(pair)
+    if pair.meaning == "compatible":
         return pair.meaning
     if pair.meaning == "incompatible":
         return f"incompatible: {'; '.join(str(reason) for reason in pair.contract.reasons)}"
     return f"needs conversion: {'; '.join(str(step) for step in pair.contract.plan)}"
 
 
-def _broken(each: Broken) -> RenderableType:
+def _meaning_of_formats(pair: Pair) -> str:
+    """What the formats alone say, where a model or an accelerator is not known and no plan can be made."""
+    ours, theirs = (stored.element for stored in pair.stored)
+    if pair.meaning == "unknown":
+        return "unknown: what is stored could not be resolved on both sides"
+    if pair.meaning == "compatible":
+        return "compatible as far as is known: one KV format on both sides"
+    if ours is theirs:
+        return f"needs conversion: {ours} under other scales"
+    return f"needs conversion: {ours} → {theirs}; too little is known for the steps"
+
+
+def _broken(each: Broken, width: int) -> Text:
     mark, style = _MARKS[each.severity]
-    head = Text.assemble((f"{mark} {each.rule.id}", style), f"  {each.severity}")
-    body = Table.grid(padding=(0, 2))
-    for name, value in _facts(each):
-        body.add_row(Text(name, style="dim"), Text(value))
-    return Group(head, Padding(body, (0, 0, 1, 2)))
+    facts = [_hang(value, width, f"  {name:9}", " " * 11) for name, value in _facts(each)]
+    return Text.assemble((f"{mark} {each.rule.id}", style), f"  {each.severity}\n", "\n".join(facts), "\n")
 
 
 def _facts(each: Broken) -> Iterator[tuple[str, str]]:
@@ -107,15 +154,28 @@ def _facts(each: Broken) -> Iterator[tuple[str, str]]:
     yield "source", each.rule.source
 
 
-def _setting(finding: Finding) -> RenderableType:
-    head = Text.assemble((f"✗ {STARTS}", "red"), f"  {Severity.STARTUP}")
-    return Group(head, Padding(Text(str(finding)), (0, 0, 1, 2)))
+def _setting(finding: Finding, width: int) -> Text:
+    said = _hang(str(finding), width, "  ")
+    return Text.assemble((f"✗ {STARTS}", "red"), f"  {Severity.STARTUP}\n", f"{said}\n")
 
 
-def _remark(remark: Remark) -> RenderableType:
-    head = Text.assemble(("✓ fine, though it looks wrong", "green"), f"  {remark.prefill} against {remark.decode}")
-    says = remark.sentence + (f"\nchange  {remark.change}" if remark.change else "")
-    return Group(head, Padding(Text(says), (0, 0, 1, 2)))
+def _new_remarks(report: Report) -> Iterator[Remark]:
+    """The remarks that no finding has told already: one that is spurious says itself that the bytes are the same."""
+    told = {each.clash.places for each in report.broken if each.clash.is_spurious}
+    return (remark for remark in report.remarks if remark.places not in told)
+
+
+def _remark(remark: Remark, width: int) -> Text:
+    says = _hang(remark.sentence, width, "  ")
+    if remark.change:
+        says += "\n" + _hang(remark.change, width, f"  {'change':9}", " " * 11)
+    return Text.assemble(("✓ fine", "green"), f"{_looks(remark)}\n", f"{says}\n")
+
+
+def _looks(remark: Remark) -> str:
+    if remark.prefill == remark.decode:
+        return f"  {remark.prefill} on both roles"
+    return f", though it looks wrong  {remark.prefill} against {remark.decode}"
 
 
 # --- for scripts ------------------------------------------------------------------------------------------------------

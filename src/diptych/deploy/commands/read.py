@@ -17,7 +17,7 @@ from diptych.deploy.secrets import without_user
 from diptych.design.axes import Role
 from diptych.engines.deployment import Deployment, Router
 from diptych.engines.engine import Engine, Launcher
-from diptych.engines.role import RoleConfig
+from diptych.engines.role import RoleConfig, whole
 from diptych.errors import Finding, InvalidInput
 
 UNDERSTOOD = (
@@ -64,7 +64,7 @@ def read_pair(prefill: Sequence[str], decode: Sequence[str], base: Path | None =
                 broken += error.findings
     if broken:
         raise InvalidInput(broken)
-    return with_notes(Deployment(tuple(roles), launcher=launcher_of(roles)), notes)
+    return with_notes(Deployment(tuple(leaders(roles)), launcher=launcher_of(roles)), notes)
 
 
 def read_script(text: str, where: str = "script", base: Path | None = None) -> Deployment:
@@ -76,7 +76,7 @@ def read_script(text: str, where: str = "script", base: Path | None = None) -> D
     if not roles and not routers:
         raise InvalidInput(Finding(where, f"no engine that is known is started{_first_word(text, where)}", UNDERSTOOD))
     router = routers[0] if routers else None
-    named = named_roles(roles_of_router(roles, router))
+    named = named_roles(leaders(roles_of_router(roles, router)))
     return with_notes(Deployment(tuple(named), router, launcher_of(roles), where), notes)
 
 
@@ -94,6 +94,16 @@ def roles_of_router(roles: Sequence[RoleConfig], router: Router | None) -> list[
     return [
         replace(config, role=_by_port(config, ports)) if config.role is Role.COLOCATED else config for config in roles
     ]
+
+
+def leaders(roles: Sequence[RoleConfig]) -> list[RoleConfig]:
+    """One role for each worker: one over several nodes is what rank 0 says; its other nodes' commands are part of it."""
+    led = {config.role for config in roles if config.options.get("node-rank") is not None and not _rank(config)}
+    return [config for config in roles if not (_rank(config) and config.role in led)]
+
+
+def _rank(config: RoleConfig) -> int:
+    return whole(config.options.get("node-rank"), 0)
 
 
 def named_roles(roles: Sequence[RoleConfig]) -> list[RoleConfig]:

@@ -76,9 +76,14 @@ def _wrong_fields(connector: Connector, release: Version) -> Iterator[tuple[str,
         elif name not in FIELDS:
             hint = did_you_mean(name, FIELDS)
             yield f"{name} is no field of kv-transfer-config", f"rename or remove it ({hint})"
+    if not connector.name and not connector.fields:
+        return  # it could not be read, of which its reader complains
     role = connector.role or connector.fields.get("kv_role")
     if not role:
-        yield f"{connector.name} without kv_role", "set kv_role to kv_producer on prefill, kv_consumer on decode"
+        yield (
+            f"{connector.name or 'kv-transfer-config'} without kv_role",
+            "set kv_role to kv_producer on prefill, kv_consumer on decode",
+        )
     elif role not in ROLES:
         yield f"kv_role {role!r}", did_you_mean(str(role), ROLES)
     policy = connector.fields.get("kv_load_failure_policy")
@@ -86,6 +91,8 @@ def _wrong_fields(connector: Connector, release: Version) -> Iterator[tuple[str,
         yield f"kv_load_failure_policy {policy!r}", "set it to 'fail' or 'recompute'"
     if connector.name in ("NixlPushConnector", "NixlPullConnector") and release not in PUSHES:
         yield f"vLLM {release} has no {connector.name}", "use NixlConnector, or vLLM 0.24 or later"
+    elif not connector.name:
+        yield "kv-transfer-config without kv_connector", "set kv_connector, such as to NixlConnector"
     elif connector.name not in CONNECTORS and not connector.fields.get("kv_connector_module_path"):
         yield f"no connector is called {connector.name!r}", did_you_mean(connector.name, CONNECTORS)
 

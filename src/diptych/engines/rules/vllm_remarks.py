@@ -52,7 +52,7 @@ def drifting_kernels(joint: Joint, found: tuple[Broken, ...]) -> Iterator[Remark
             sentence = (
                 "FP8 KV on Hopper: prefill and decode kernels differ slightly from position 96 on, colocated or not"
             )
-            yield Remark(joint.prefill_stored.says, joint.decode_stored.says, sentence)
+            yield Remark(f"{stored.element} KV", f"{stored.element} KV", sentence)
             return
 
 
