@@ -9,7 +9,7 @@ from diptych.deploy.generate.target import Target
 from diptych.deploy.generate.templates import fill
 from diptych.design.axes import Role
 from diptych.engines.check import Report
-from diptych.engines.engine import Engine
+from diptych.engines.engine import Engine, Launcher
 from diptych.engines.of_design import LEASE
 from diptych.engines.role import RoleConfig
 
@@ -32,11 +32,13 @@ def guide(request: Request, report: Report) -> str:
         request=request,
         target=LEADS[request.target],
         roles=[_row(config) for config in roles],
-        start=fill(_START[request.target], request=request, roles=roles, hosts=HOSTS, port=ROUTER_PORT),
+        start=fill(_START[request.target], request=request, roles=roles, hosts=HOSTS, port=ROUTER_PORT).rstrip(),
         unlabelled=sorted({config.gpu for config in roles if not node(config.gpu).is_well_known}),
         own_label=OWN_LABEL,
-        canary=_canary(request, roles),
+        canary=_canary(request, roles).rstrip(),
         is_sglang=request.target.engine is Engine.SGLANG,
+        is_dynamo=request.target.launcher is Launcher.DYNAMO,
+        fall_back=fill(_FALL_BACK[request.target], request=request, port=FIRST_PORT[Role.DECODE]).rstrip(),
         lease=LEASE,
         slow=report.broken,
         remarks=report.remarks,
@@ -55,6 +57,17 @@ _START = {
 }
 
 
+_FALL_BACK = {
+    Target.VLLM: "fall_back_scripts.md.j2",
+    Target.SGLANG: "fall_back_scripts.md.j2",
+    Target.COMPOSE: "fall_back_compose.md.j2",
+    Target.DYNAMO_VLLM: "fall_back_dynamo.md.j2",
+    Target.DYNAMO_SGLANG: "fall_back_dynamo.md.j2",
+    Target.KSERVE: "fall_back_kserve.md.j2",
+    Target.LLM_D: "fall_back_llm_d.md.j2",
+}
+
+
 def _row(config: RoleConfig) -> dict[str, str]:
     precision = " ".join(filter(None, (config.dtype, config.quantization and f"weights {config.quantization}")))
     sizes = [
@@ -63,7 +76,7 @@ def _row(config: RoleConfig) -> dict[str, str]:
     ]
     return {
         "name": config.name,
-        "workers": f"{config.replicas} × {config.gpus_per_worker} × {config.gpu}",
+        "workers": f"{config.replicas}, each {config.gpus_per_worker} × {config.gpu}",
         "sizes": ", ".join(sizes),
         "precision": precision,
         "kv": config.kv_cache_dtype,
@@ -72,14 +85,27 @@ def _row(config: RoleConfig) -> dict[str, str]:
 
 
 def _canary(request: Request, roles: tuple[RoleConfig, ...]) -> str:
-    """The command that runs the canary, with this deployment's own addresses."""
-    served = roles[0].served_name
-    if request.target.is_kubernetes:
-        workers = "--prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200"
-    else:
-        workers = " ".join(
-            f"--{role} http://10.0.{index + 1}.1:{FIRST_PORT[role]}"
-            for index, role in enumerate((Role.PREFILL, Role.DECODE))
-        )
-    engine = request.target.engine
-    return f"python3 canary.py --router http://127.0.0.1:{ROUTER_PORT} {workers} --engine {engine} --model {served}"
+    """The commands that run the canary over every worker: a request may go to any, and one that is not read is not counted."""
+    target = request.target
+    alone = f"--alone http://127.0.0.1:{ROUTER_PORT} " if target is Target.DYNAMO_VLLM else ""
+    call = (
+        f"python3 canary.py --router http://127.0.0.1:{ROUTER_PORT} $workers {alone}"
+        f"--engine {target.engine} --model {roles[0].served_name}"
+    )
+    if not target.is_kubernetes:
+        return fill("canary_hosts.sh.j2", hosts=HOSTS, call=call)
+    pods = [
+        {
+            "role": config.role,
+            "labels": ",".join(f"{name}={value}" for name, value in _labels(request, config)),
+            "port": target.metrics_port(config.role),
+            "first": FIRST_PORT[config.role],
+        }
+        for config in roles
+        if config.role in FIRST_PORT
+    ]
+    return fill("canary_pods.sh.j2", pods=pods, call=call)
+
+
+def _labels(request: Request, config: RoleConfig) -> list[tuple[str, str]]:
+    return list(request.target.pod_labels(request.name, str(config.role)).items())
