@@ -10,6 +10,8 @@ import threading
 from typing import Protocol
 
 Buffers = list[memoryview]
+SEND_BUFFER = 1 << 20
+"""Bytes that the system may hold of what is sent: a frame of KV, so that one is digested while the one before is on its way."""
 
 
 class Channel(Protocol):
@@ -37,6 +39,7 @@ class PlainChannel:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         self._sock = sock
 
     def receive(self, buffers: Buffers) -> int:

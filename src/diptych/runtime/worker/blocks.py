@@ -66,8 +66,8 @@ class Blocks:
             table.blocks.append(self.free.pop())
 
     def end(self, table: Table) -> None:
-        """A sequence's own blocks are free again; shared ones are the cache's to give up."""
-        self.free += [block for place, block in enumerate(table.blocks) if place not in table.shared]
+        """A sequence's own blocks are free again; shared ones are the cache's to give up. Neighbours stay neighbours."""
+        self.free += [table.blocks[place] for place in reversed(range(len(table.blocks))) if place not in table.shared]
         table.blocks, table.shared = [], set()
 
     # --- the prefix cache ---------------------------------------------------------------------------------------------
