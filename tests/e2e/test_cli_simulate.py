@@ -327,3 +327,21 @@ def test_a_pull_of_chunks_is_refused(here: Here) -> None:
     code, _, told = here("simulate", "--design", design, *QUICK, "--policy", "per_chunk=yes")
     assert code == 2
     assert "chunks can only be pushed" in told
+
+
+def test_a_long_run_says_what_a_held_one_says(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("simulate", "--design", "1xH100 -> 1xH100, link=rdma-400g", "--model", "Llama-3.1-8B", "--workload", "preset:chat",
+             "--rate", "6", "--requests", "1500", "--slo", "ttft_p90<2s, tpot_p90<50ms", "--json")  # fmt: skip
+    code, text, _ = here(*words)
+    monkeypatch.setattr("diptych.planner.demand.LONG", 1000)
+    again, streamed, _ = here(*words)
+    assert code == again == 0
+    held, long = json.loads(text), json.loads(streamed)
+    assert any(line.startswith("a long run") for line in long["told"])
+    for latency, values in held["latencies"].items():
+        for name, value in values.items():
+            assert long["latencies"][latency][name] == pytest.approx(value, rel=0.02), (latency, name)
+    apart = {"latencies", "stages", "told", "promises", "offered"}
+    assert {k: v for k, v in held.items() if k not in apart} == {k: v for k, v in long.items() if k not in apart}
+    assert [(p["share"], p["holds"]) for p in held["promises"]] == [(p["share"], p["holds"]) for p in long["promises"]]
+    assert long["stages"]["decode"]["mean"] == pytest.approx(held["stages"]["decode"]["mean"], rel=1e-9)

@@ -19,18 +19,15 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from diptych.serving.blocks import BlockPool
 from diptych.serving.request import NO_BLOCKS, Sequence, Stage
 
-QUEUED, PREFILLING, HANDING_OFF, DECODING, FINISHED = (
-    Stage.QUEUED,
-    Stage.PREFILLING,
-    Stage.HANDING_OFF,
-    Stage.DECODING,
-    Stage.FINISHED,
-)
+PREFILLING: Final = Stage.PREFILLING
+HANDING_OFF: Final = Stage.HANDING_OFF
+DECODING: Final = Stage.DECODING
+FINISHED: Final = Stage.FINISHED
 
 S = TypeVar("S", bound=Sequence)
 Holding = tuple[int, list[Any]]

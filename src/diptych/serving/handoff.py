@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 from diptych.design.boundary import Ownership
 from diptych.serving import request
@@ -130,7 +130,7 @@ _PULL: _Table = {
 }
 
 _TABLES: dict[Ownership, _Table] = {Ownership.PUSH: _PUSH, Ownership.PULL: _PULL}
-_OPEN = State.OPEN
+_OPEN: Final = State.OPEN
 Carry = Callable[..., Any]
 Moves = tuple[tuple[tuple[State, tuple[Carry, ...]] | None, ...], ...]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 
 class Stage(IntEnum):
@@ -17,8 +17,8 @@ class Stage(IntEnum):
     REFUSED = 5
 
 
-QUEUED = Stage.QUEUED
-NO_BLOCKS: list[Any] = []  # never changed in place
+QUEUED: Final = Stage.QUEUED
+NO_BLOCKS: Final[list[Any]] = []  # never changed in place
 
 
 class Sequence:

@@ -47,15 +47,13 @@ class Clients:
         self.spans = [(ps(fault.at), ps(min(fault.at + fault.seconds, _FAR)), fault) for fault in faults]
         self.twin = gateway.policy.cancel_twin
         self.halves = Halves(self.clock, ps(gateway.policy.handoff_timeout), gateway.relieved)
-        self.arrives, self.loses = gateway.arrive, gateway.lose
-        gateway.arrive = self.arrive  # type: ignore[method-assign]
+        gateway.entered = self.entered
         if not self.twin:
-            gateway.lose = self.lose  # type: ignore[method-assign]
+            gateway.dying = self.halves.lose
             gateway.bind(FREE_SOURCE=self.free_source, FREE_TARGET=self.free_target)
 
-    def arrive(self, request: Request, now: int) -> None:
-        """A request enters, and with it the patience of its client."""
-        self.arrives(request, now)
+    def entered(self, request: Request, now: int) -> None:
+        """A request came in, and with it the patience of its client."""
         for index, (start, end, fault) in enumerate(self.spans):
             if start <= now < end and chance(self.seed, _WHO, index, request.id) < fault.share:
                 wait = ps(fault.within * chance(self.seed, _WHEN, index, request.id))
@@ -140,8 +138,3 @@ class Clients:
             request.room = None
         else:
             self.gateway.free_target(request, now)
-
-    def lose(self, worker: VirtualWorker, now: int) -> None:
-        """In place of the gateway's: what was held for nobody is gone too."""
-        self.halves.lose(worker)
-        self.loses(worker, now)

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-PS = 10**12  # per second
-NEVER = 1 << 120
+PS: Final = 10**12  # per second
+NEVER: Final = 1 << 120
 
-FAULT, ARRIVAL, MESSAGE, FLOW, THROUGH, BOUNDARY, LOOK = (kind << 40 for kind in range(7))
+FAULT: Final = 0
+ARRIVAL: Final = 1 << 40
+MESSAGE: Final = 2 << 40
+FLOW: Final = 3 << 40
+THROUGH: Final = 4 << 40
+BOUNDARY: Final = 5 << 40
+LOOK: Final = 6 << 40
 
 
 def ps(seconds: float) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from diptych.design.axes import Role
 from diptych.design.boundary import Codec, Ownership, Placement
@@ -23,9 +23,18 @@ from diptych.simulator.wire import Wire
 from diptych.simulator.worker import VirtualWorker
 
 # Members looked up once: a class attribute of an enum is slow to reach.
-HANDING_OFF, DECODING = Stage.HANDING_OFF, Stage.DECODING
-ROUTED, PRODUCED, ROOM, ARRIVED, EXPIRED = Event.ROUTED, Event.PRODUCED, Event.ROOM, Event.ARRIVED, Event.EXPIRED
-OPEN, PRODUCING, ROOMY, OFFERED, RELEASED = State.OPEN, State.PRODUCING, State.ROOMY, State.OFFERED, State.RELEASED
+HANDING_OFF: Final = Stage.HANDING_OFF
+DECODING: Final = Stage.DECODING
+ROUTED: Final = Event.ROUTED
+PRODUCED: Final = Event.PRODUCED
+ROOM: Final = Event.ROOM
+ARRIVED: Final = Event.ARRIVED
+EXPIRED: Final = Event.EXPIRED
+OPEN: Final = State.OPEN
+PRODUCING: Final = State.PRODUCING
+OFFERED: Final = State.OFFERED
+RELEASED: Final = State.RELEASED
+FINISHED: Final = Outcome.FINISHED
 
 Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 Sink = Callable[[Row], None]
@@ -57,6 +66,8 @@ class Gateway:
         self.live: dict[int, Request] = {}
         self.held: list[Request] = []  # nobody can run them now
         self.ended: Callable[[int], None] | None = None
+        self.entered: Callable[[Request, int], None] | None = None  # told of each request that came in
+        self.dying: Callable[[VirtualWorker], None] | None = None  # told of each worker before it is lost
         self.now = 0  # when a request is being routed
         self.latest = 0  # when something happened to a request last
         policy, boundary = cluster.policy, cluster.boundary
@@ -116,6 +127,8 @@ class Gateway:
             self.refuse(request, Outcome.TOO_LONG, now)
         else:
             self.route(request, now)
+        if self.entered is not None:
+            self.entered(request, now)
 
     def route(self, request: Request, now: int) -> None:
         """Choose its workers and begin its handoff, or find another way."""
@@ -264,17 +277,17 @@ class Gateway:
             if request.hands_off:  # one token: nothing to hand over
                 self._whole_at_source(request, now)
             worker.load -= request.prompt
-            self._leave(request, Outcome.FINISHED, now)
+            self._leave(request, FINISHED, now)
         for request in worker.prefilled:
             if request.first < 0:
                 request.first = now
-            if request.stage == HANDING_OFF:
+            if request.stage is HANDING_OFF:
                 request.pinned = worker.detach(request)
                 worker.load -= request.prompt
                 self.on(request, PRODUCED, now)
                 if request.target is None:
                     self.clock.at(now + 1, MESSAGE, self._choose, (request, request.epoch))
-            elif request.stage == DECODING and request.decoding < 0:
+            elif request.stage is DECODING and request.decoding < 0:
                 request.decoding = now
         if worker.asking:
             self.grant(worker, now)
@@ -322,14 +335,17 @@ class Gateway:
     def lose(self, worker: VirtualWorker, now: int) -> None:
         """A worker dies with everything in its memory."""
         self.latest = now
+        if self.dying is not None:
+            self.dying(worker)
         worker.die(now)
         for request in list(self.live.values()):
+            computes, takes = request.source is worker, request.target is worker
             if request.state >= RELEASED:
-                if request.target is worker:
+                if takes:
                     self._begin_again(request, now)
-            elif request.source is worker:
+            elif computes:
                 self.on(request, Event.SOURCE_LOST, now)
-            elif request.target is worker:
+            elif takes:
                 self.on(request, Event.TARGET_LOST, now)
                 if request.target is worker:  # a pull has not asked it yet
                     request.target = None
@@ -382,7 +398,7 @@ class Gateway:
         source, target = request.source, request.target
         if request.flights:
             self.wire.stop(request, now)
-        if source.up and request.stage != HANDING_OFF:
+        if source.up and request.stage is not HANDING_OFF:
             source.load -= request.prompt
         if target is not None:
             if request in target.asking:

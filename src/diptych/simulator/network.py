@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from diptych.simulator.clock import FLOW, MESSAGE, PS, Call, Clock
+from diptych.simulator.clock import FLOW, MESSAGE, PS, Clock
 
 
 class Port:
@@ -75,6 +75,25 @@ class Route:
         return number == self.number
 
 
+class Entry:
+    """A transfer that waits to enter a route."""
+
+    __slots__ = ("about", "network", "off", "route", "size")
+
+    def __init__(self, network: Network, route: Route, size: int, about: Any) -> None:
+        self.network, self.route, self.size, self.about = network, route, size, about
+        self.off = False  # called off
+
+    def fire(self, now: int, number: int) -> None:
+        """It enters, unless it was called off."""
+        if not self.off:
+            self.network.enter(self, now)
+
+    def awaits(self, number: int) -> bool:
+        """Whether it is still to happen."""
+        return True
+
+
 class Network:
     """All ports and routes. `arrived(about, now)` is called when a transfer's last byte is there.
 
@@ -87,7 +106,7 @@ class Network:
         self.clock, self.arrived, self.count = clock, arrived, 0
         self.fabric = (fabric,) if fabric else ()
         self.routes: list[Route] = []
-        self.pending: dict[int, list[Call]] = {}  # transfers that wait to enter a route, by whom they are about
+        self.pending: dict[int, list[Entry]] = {}  # by whom they are about
 
     def route(self, out: Port, into: Port, limit: int, *shared: Port) -> Route:
         """A new route between two ports, through those that they share with others."""
@@ -101,12 +120,13 @@ class Network:
         When nothing else is on its ports the wait needs no event of its own: the route is promised from then on.
         """
         ports = route.ports
-        if any(port.active for port in ports):
-            if fixed:
-                self._later(now + fixed, route, size, about)
-            else:
-                self._put(route, size, about, now)
-            return
+        for port in ports:
+            if port.active:
+                if fixed:
+                    self._later(now + fixed, route, size, about)
+                else:
+                    self._put(route, size, about, now)
+                return
         self.count += 1
         route.transfers.append((route.served + size * PS, self.count, about))
         route.moved += size
@@ -122,15 +142,17 @@ class Network:
             heappush(self.clock.heap, (start - (-size * PS // rate), route.rank, number, route))
 
     def _later(self, start: int, route: Route, size: int, about: Any) -> None:
-        call = self.clock.at(start, MESSAGE, self._send, (route, size, about))
-        self.pending.setdefault(id(about), []).append(call)
+        entry = Entry(self, route, size, about)
+        self.clock.put(start, MESSAGE, entry)
+        self.pending.setdefault(id(about), []).append(entry)
 
-    def _send(self, now: int, about: tuple[Route, int, Any]) -> None:
-        waiting = self.pending[id(about[2])]
-        waiting[:] = [call for call in waiting if call.about is not about]
+    def enter(self, entry: Entry, now: int) -> None:
+        """A transfer's wait is over."""
+        waiting = self.pending[id(entry.about)]
+        waiting.remove(entry)
         if not waiting:
-            del self.pending[id(about[2])]
-        self._put(*about, now)
+            del self.pending[id(entry.about)]
+        self._put(entry.route, entry.size, entry.about, now)
 
     def _put(self, route: Route, size: int, about: Any, now: int) -> None:
         """Bytes enter a route whose ports may be shared."""
@@ -164,14 +186,14 @@ class Network:
 
     def stop(self, route: Route, about: Any, now: int) -> None:
         """Take everything that is about somebody off the route, and what waits to enter it."""
-        for call in self.pending.pop(id(about), ()):
-            call.function = _nothing
+        for entry in self.pending.pop(id(about), []):
+            entry.off = True
         if route.since > now:
             self._unpromise(route)
             self.stop(route, about, now)
             return
         self._advance(route, now)
-        kept = [entry for entry in route.transfers if entry[2] is not about]
+        kept = [transfer for transfer in route.transfers if transfer[2] is not about]
         if len(kept) == len(route.transfers):
             return
         for target, _, owner in route.transfers:
@@ -196,9 +218,11 @@ class Network:
             self._share(route, now)
             return
         self._clear(route)
-        neighbours = {rank: other for port in route.ports for rank, other in port.active.items()}
-        if neighbours:
-            self._fill(self._component(neighbours), now)
+        for port in route.ports:
+            if port.active:
+                neighbours = {rank: other for port in route.ports for rank, other in port.active.items()}
+                self._fill(self._component(neighbours), now)
+                return
 
     def _share(self, route: Route, now: int) -> None:
         """Rates after a change on one route; when no other one meets it, the narrowest port decides."""
@@ -255,7 +279,3 @@ class Network:
         if rate:
             wait = -(-(route.transfers[0][0] - route.served) // rate)
             heappush(self.clock.heap, (now + max(wait, 0), route.rank, number, route))
-
-
-def _nothing(now: int, about: Any) -> None:
-    """What a call does that was called off."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,8 @@ class Recorder:
         """Pack what is there."""
         if not self.rows:
             return
-        block = np.array(self.rows, dtype=np.int64)
+        count = len(self.rows) * len(FIELDS)
+        block = np.fromiter(chain.from_iterable(self.rows), np.int64, count).reshape(-1, len(FIELDS))
         self.count += len(block)
         self.rows.clear()
         self.first = min(self.first, int(block[:, 1].min()))
@@ -98,15 +100,18 @@ class Sampler:
 
     def _sample_pool(self, role: Role, row: dict[str, float], now: int) -> None:
         pool = self.cluster.pools[role]
-        row[f"{role}_queue"] = sum(len(worker.waiting) + len(worker.asking) for worker in pool)
-        row[f"{role}_running"] = sum(worker.batch + len(worker.ready) + len(worker.partial) for worker in pool)
-        row[f"{role}_busy_s"] = sum(worker.busy_until(now) for worker in pool) / PS
-        row[f"{role}_kv_hbm"] = sum(worker.occupied(now) for worker in pool) / sum(
-            worker.pool.capacity for worker in pool
-        )
-        row[f"{role}_kv_cached"] = sum(worker.cached(now) for worker in pool) / sum(w.pool.capacity for w in pool)
-        stations = [self.cluster.stations[worker.index] for worker in pool]
+        queue = running = busy = occupied = cached = capacity = 0
+        for worker in pool:
+            queue += len(worker.waiting) + len(worker.asking)
+            running += worker.batch + len(worker.ready) + len(worker.partial)
+            busy += worker.busy_until(now)
+            occupied += worker.occupied(now)
+            cached += worker.cached(now)
+            capacity += worker.pool.capacity
+        row[f"{role}_queue"], row[f"{role}_running"], row[f"{role}_busy_s"] = queue, running, busy / PS
+        row[f"{role}_kv_hbm"], row[f"{role}_kv_cached"] = occupied / capacity, cached / capacity
         for index, tier in enumerate(self.cluster.policy.tiers):
+            stations = [self.cluster.stations[worker.index] for worker in pool]
             kept = [s.residency.tiers[index] for s in stations if s.residency is not None]
             room = sum(t.capacity for t in kept)
             row[f"{role}_kv_{tier.kind}"] = sum(len(t.blocks) for t in kept) / room if room else 0.0

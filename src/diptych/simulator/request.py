@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from diptych.serving.handoff import Portable, State
 from diptych.serving.request import NO_BLOCKS, Stage
 
-_QUEUED, _OPEN = Stage.QUEUED, State.OPEN
+_QUEUED: Final = Stage.QUEUED
+_OPEN: Final = State.OPEN
 
 
 class Request(Portable):

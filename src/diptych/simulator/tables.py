@@ -8,7 +8,7 @@ prompt step is a table in its tokens with a slope per token pair of attention; a
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from diptych.simulator.clock import NEVER, PS
 
 Segment = tuple[int, int, int]  # (first S beyond it, a, c): the step takes a + c·S
 
-_ROWS = 64  # decode batches tabulated at once
-_TOKENS = 96  # prompt sizes asked for; between them straight lines
+_ROWS: Final = 64  # decode batches tabulated at once
+_TOKENS: Final = 96  # prompt sizes asked for; between them straight lines
 _PASTS = (0, 2048, 16384, 131072)
-_FINE = 1 << 20  # parts of a picosecond in which a slope is kept
-_LIKE = 1e-5  # segments whose slopes differ by less are one
+_FINE: Final = 1 << 20  # parts of a picosecond in which a slope is kept
+_LIKE: Final = 1e-5  # segments whose slopes differ by less are one
 
 
 class StepTable:

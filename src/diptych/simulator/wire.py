@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from diptych.design.boundary import Overlap
 from diptych.serving.handoff import State
@@ -10,7 +11,7 @@ from diptych.simulator.clock import MESSAGE
 from diptych.simulator.cluster import Cluster
 from diptych.simulator.request import Request
 
-ROOMY = State.ROOMY
+ROOMY: Final = State.ROOMY
 
 
 class Wire:

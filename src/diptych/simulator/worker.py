@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from heapq import heappush
-from math import isqrt
-from typing import Any
+from math import sqrt
+from typing import Any, Final
 
 from diptych.serving.batching import Batch, BatchRules, Holding
 from diptych.serving.blocks import BlockPool
@@ -22,8 +22,8 @@ from diptych.simulator.gaps import GapHistogram, Run
 from diptych.simulator.request import Request
 from diptych.simulator.tables import StepTable
 
-DECODING = Stage.DECODING
-_MANY = 8192  # runs counted at once
+DECODING: Final = Stage.DECODING
+_MANY: Final = 8192  # runs counted at once
 Done = Callable[["VirtualWorker", int], None]
 
 
@@ -37,8 +37,10 @@ def steps_until(gap: int, first: int, difference: int) -> int:
         return 1
     if not difference:
         return -(-gap // first)
-    twice = 2 * first - difference
-    count = (isqrt(twice * twice + 8 * difference * gap) - twice) // (2 * difference)
+    half = first / difference - 0.5
+    count = int(sqrt(half * half + 2.0 * gap / difference) - half)  # at most a rounding away
+    while count * first + difference * (count * (count - 1) >> 1) >= gap:
+        count -= 1
     while count * first + difference * (count * (count - 1) >> 1) < gap:
         count += 1
     return count
@@ -389,7 +391,7 @@ class VirtualWorker(Batch[Request]):
         ready = tuple(self.ready)
         count = self.plan()
         for request in ready:
-            if request.decoding < 0 and request.stage == DECODING:
+            if request.decoding < 0 and request.stage is DECODING:
                 request.decoding = now
         return count
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from diptych.errors import InvalidInput
-from diptych.planner.demand import Asked, Rate, demand
+from diptych.planner.demand import Asked, LongDemand, Rate, demand, long_demand
+from diptych.simulator.demand import Requests, together
 
 TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(f"{10 + n * 0.5},{100 + n},{n + 1}\n" for n in range(41))
 
@@ -111,3 +112,60 @@ def test_descriptions_are_drawn() -> None:
 def test_what_cannot_be_asked_is_a_sentence(spec: str, asked: Asked, expected: str) -> None:
     with pytest.raises(InvalidInput, match=expected.replace("?", r"\?")):
         demand(spec, asked)
+
+
+def whole(long: LongDemand | None) -> Requests:
+    assert long is not None
+    return together(long.parts())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(),
+        Asked(rate=Rate(2.0, True)),
+        Asked(rate=Rate(8.0), duration=3.0),
+        Asked(base=3.0, requests=17),
+        Asked(rate=Rate(1.5, True), base=4.0, requests=30, duration=2.0),
+        Asked(prefix_hit=0.25),
+    ],
+)
+def test_a_long_trace_in_parts_is_the_same_requests(trace: str, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diptych.planner.demand.LONG", 40)
+    monkeypatch.setattr("diptych.planner.demand.LONG_FILE", 0)
+    held, long = demand(trace, asked), long_demand(trace, asked)
+    found = whole(long)
+    assert found.arrival == pytest.approx(held.requests.arrival, rel=1e-12)
+    assert found.isl.tolist() == held.requests.isl.tolist()
+    assert found.osl.tolist() == held.requests.osl.tolist()
+    if asked.prefix_hit is not None:
+        assert found.cached is not None
+        assert held.requests.cached is not None
+        assert found.cached.tolist() == held.requests.cached.tolist()
+    assert long is not None
+    assert (long.name, long.source) == (held.name, held.source)
+    if asked.duration is None:
+        assert long.count == len(held.requests)
+        assert long.rate == pytest.approx(held.rate)
+
+
+def test_a_long_description_is_drawn_as_a_short_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(rate=Rate(50.0), requests=40_000, seed=4)
+    assert long_demand("preset:chat", asked) is None  # short enough to be held
+    monkeypatch.setattr("diptych.planner.demand.LONG", 1000)
+    held, found = demand("preset:chat", asked).requests, whole(long_demand("preset:chat", asked))
+    assert np.array_equal(held.arrival, found.arrival)
+    assert np.array_equal(held.isl, found.isl)
+
+
+def test_what_must_be_held_is(trace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("diptych.planner.demand.LONG", 3)
+    monkeypatch.setattr("diptych.planner.demand.LONG_FILE", 0)
+    assert long_demand(trace, Asked(resample=True)) is None
+    (tmp_path / "no_times.csv").write_text("input_tokens,output_tokens\n" + "10,5\n" * 9)
+    assert long_demand(str(tmp_path / "no_times.csv"), Asked(rate=Rate(3.0))) is None
+
+
+def test_more_than_can_be_kept_is_refused_with_the_way_out() -> None:
+    with pytest.raises(InvalidInput, match="without --out none is"):
+        demand("preset:chat", Asked(rate=Rate(50.0), requests=6_000_000))
