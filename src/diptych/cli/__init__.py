@@ -23,11 +23,14 @@ VERBS = (
     "sweep",
     "check",
     "deploy",
+    "serve",
+    "top",
+    "status",
+    "kvstore",
+    "quality",
     "workload",
     "catalog",
     "validate",
-    "kvstore",
-    "serve",
 )
 
 
@@ -56,7 +59,7 @@ def _verb(name: str) -> Command:
 app = typer.Typer(
     cls=Verbs,
     name="diptych",
-    help="Plan LLM inference whose prefill and decode run on different accelerators.",
+    help="Plan, check, simulate, serve and deploy LLM inference whose prefill and decode run on different accelerators.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
