@@ -224,7 +224,7 @@ class Edge:
 
     async def _health(self, request: Request, response: Response) -> None:
         """Whether work moves, not whether a process lives."""
-        stuck = self._service.stuck()
+        stuck = self._service.workforce.stuck()
         up = [each.name for each in self._service.roster if each.up]
         is_well = bool(up) and not stuck
         said = {"status": "ok" if is_well else "stuck" if stuck else "no worker is up", "up": len(up), "stuck": stuck}
@@ -242,13 +242,13 @@ class Edge:
         await response.whole(200, _document(snapshot(self._service)), more=[(b"cache-control", b"no-store")])
 
     async def _ledger(self, request: Request, response: Response) -> None:
-        self._service.ask_ledgers()
+        self._service.workforce.ask_ledgers()
         await asyncio.sleep(0.02)
         await response.whole(200, _document(ledger(self._service)))
 
     async def _drain(self, request: Request, response: Response) -> None:
         name = parse_qs(request.query.decode("latin-1")).get("worker", [""])[0]
-        if not self._service.drain_worker(name):
+        if not self._service.workforce.drain(name):
             raise Refusal(404, f"there is no worker {name[:64]!r} that is connected", "no_such_worker", "worker")
         await response.whole(200, _document({"worker": name, "status": "draining"}))
 

@@ -1,4 +1,4 @@
-"""The gateway's middle: answers in, workers driven, tokens out. Attempts decide, links speak, the roster remembers.
+"""The gateway's middle: answers in, workers driven, tokens out. Attempts decide, the workforce speaks, the roster remembers.
 
 One event loop's; nothing here blocks.
 """
@@ -6,12 +6,10 @@ One event loop's; nothing here blocks.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import secrets
-import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from diptych.boundary.messages import Reason
@@ -20,29 +18,21 @@ from diptych.runtime.gateway.asked import Asked, Model
 from diptych.runtime.gateway.attempts import Attempts, Deed, Deliver, Finish, Note, Refuse, Route, Start, Stop
 from diptych.runtime.gateway.dispatch import Dispatch, overlap
 from diptych.runtime.gateway.history import History
-from diptych.runtime.gateway.link import HELLO_SECONDS, Link, agreed_version, keep
 from diptych.runtime.gateway.mailbox import Done, Given, Lost, Mailbox
 from diptych.runtime.gateway.meters import Meters, OfWorkers
 from diptych.runtime.gateway.refusal import Refusal
-from diptych.runtime.gateway.roster import Condition, Roster, Worker
+from diptych.runtime.gateway.roster import Roster, Worker
 from diptych.runtime.gateway.settings import Settings
 from diptych.runtime.gateway.text import FileTokenizer, Tokenizer, ToyTokenizer
+from diptych.runtime.gateway.workforce import OfRequests, Workforce
 from diptych.runtime.messages import (
-    Ask,
     Cancel,
-    Drain,
-    Drained,
     Ended,
     Failed,
-    FromWorker,
     Handed,
-    Hello,
-    Load,
-    Ready,
     Submit,
     Tokens,
 )
-from diptych.runtime.peer.address import Address
 
 log = logging.getLogger("diptych.gateway")
 
@@ -65,40 +55,30 @@ class Service:
         self.dispatch = Dispatch(settings, self.roster)
         self._attempts = Attempts(self._route)
         self._answers: dict[bytes, Answer] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._life = secrets.randbits(62)
-        self._now: Callable[[], float] = time.monotonic
+        self.workforce = Workforce(settings, self.roster, self.now, self._said, self._lost)
+        self._ticking: asyncio.Task[None] | None = None
         self.draining = False
         self.started = time.time()
 
     # --- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect to every worker and keep at it."""
-        loop = asyncio.get_running_loop()
-        self._now = loop.time
-        hello = Hello("gateway", "gateway", self._life, token=self.settings.worker_token)
-        for worker in self.roster:
-            address = Address.of(worker.endpoint.address)
-            tls = None if address.is_local else _worker_tls(self.settings)
-            keeping = keep(address, hello, tls, lambda worker=worker: self._new_link(worker))  # type: ignore[misc]
-            self._tasks.append(loop.create_task(keeping))
-        self._tasks.append(loop.create_task(self._tick()))
+        """Connect to the workers."""
+        self.workforce.start()
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     async def stop(self) -> None:
         """Leave: links close, workers see it and give everything back."""
-        for worker in self.roster:
-            worker.link = None  # its end is no loss
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        await self.workforce.stop()
+        if self._ticking is not None:
+            self._ticking.cancel()
+            await asyncio.gather(self._ticking, return_exceptions=True)
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new; wait for what is open."""
         self.draining = True
-        until = self._now() + seconds
-        while self._answers and self._now() < until:
+        until = self.now() + seconds
+        while self._answers and self.now() < until:
             await asyncio.sleep(0.05)
 
     @property
@@ -121,17 +101,12 @@ class Service:
     def _colocates(self) -> bool:
         return "colocate" in (self.settings.prefill_loss, self.settings.decode_loss)
 
-    def stuck(self) -> list[str]:
-        """Workers that have work and make no steps."""
-        now = self._now()
-        return [each.name for each in self.roster if each.up and now - each.moved > self.settings.stuck_seconds]
-
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def submit(self, asked: Asked) -> list[Answer]:
         """Begin every answer of a request. Raises Refusal when it cannot be taken."""
         self._check_room(asked.n * len(asked.prompts))
-        now = self._now()
+        now = self.now()
         mailbox = Mailbox(self.settings.limits.unread_tokens)
         answers = []
         for place, prompt in enumerate(asked.prompts):
@@ -212,7 +187,7 @@ class Service:
         answer = self._answers.get(deed.id)
         if answer is None:
             return
-        now, count = self._now(), len(deed.tokens)
+        now, count = self.now(), len(deed.tokens)
         if answer.count:
             gap = (now - answer.last) / count
             for _ in range(count):
@@ -241,7 +216,7 @@ class Service:
     def _complete(self, answer: Answer | None, reason: str) -> None:
         if answer is None:
             return
-        now = self._now()
+        now = self.now()
         answer.ended = True
         if answer.count > 1:
             tpot = (answer.last - answer.first) / (answer.count - 1)
@@ -289,11 +264,11 @@ class Service:
             wire=self.settings.wire,
             salt=answer.salt,
             lease_ms=round(self.settings.lease_seconds * 1000),
-            deadline_ms=max(1, round((answer.deadline - self._now()) * 1000)),
+            deadline_ms=max(1, round((answer.deadline - self.now()) * 1000)),
         )
 
     def _unsent(self, deed: Start) -> None:
-        now = round(self._now() * 1000)
+        now = round(self.now() * 1000)
         self._do(self._attempts.failed(deed.worker, deed.id, deed.epoch, "worker lost", True, RETRY_AFTER_MS, now))
 
     def _charge(self, answer: Answer, worker: Worker, half: str) -> None:
@@ -338,59 +313,37 @@ class Service:
 
     def _route(self, id: bytes, losses: int) -> Route:
         answer = self._answers[id]
-        return self.dispatch.route(answer, losses, self._attempts.held, self._now())
+        return self.dispatch.route(answer, losses, self._attempts.held, self.now())
 
-    # --- workers ----------------------------------------------------------------------------------------------------
+    # --- what workers say ----------------------------------------------------------------------------------------------------
 
-    def _new_link(self, worker: Worker) -> Link:
-        link = Link(lambda message: self._said(worker, message), lambda why: self._closed(worker, link, why))
-        worker.link, worker.heard, worker.hello, worker.last = link, self._now(), None, None
-        return link
-
-    def _closed(self, worker: Worker, link: Link, why: str) -> None:
-        if worker.link is not link:
-            return
-        now, was_up = self._now(), worker.condition in (Condition.UP, Condition.DRAINING)
-        worker.forgets()
-        if worker.condition is not Condition.REFUSED:
-            worker.becomes(Condition.DOWN, now, why)
-        if not was_up:
-            return
-        log.warning("lost %s %s: %s", worker.role, worker.name, why)
-        self.meters.worker_losses.labels(worker.name, worker.role, why[:80]).inc()
+    def _lost(self, worker: Worker, why: str) -> None:
+        self.meters.worker_losses.labels(worker.name, worker.role, why.partition(":")[0][:40]).inc()
         self.history.lost_worker(worker.name, why)
         for answer in self._answers.values():
             if worker.name in (answer.source, answer.target):
                 answer.lost_role = worker.role
                 answer.avoid.add(worker.name)
             answer.charges = [each for each in answer.charges if each.worker != worker.name]
-        self._do(self._attempts.worker_lost(worker.name, round(now * 1000)))
+        self._do(self._attempts.worker_lost(worker.name, round(self.now() * 1000)))
 
-    def _said(self, worker: Worker, message: FromWorker) -> None:
+    def _said(self, worker: Worker, message: OfRequests) -> None:
         match message:
             case Tokens():
                 self._tokens(worker, message)
-            case Load():
-                worker.hears(message, self._now())
             case Ended():
                 self._ended(worker, message)
             case Failed():
                 self._failed(worker, message)
             case Handed():
                 self._handed(worker, message)
-            case Hello():
-                self._greeted(worker, message)
-            case Ready():
-                self._readied(worker, message)
-            case Drained():
-                worker.becomes(Condition.DRAINING, self._now(), "drained")
 
     def _tokens(self, worker: Worker, said: Tokens) -> None:
         if said.prompt and self._attempts.hears(worker.name, said.request, said.epoch):
             answer = self._answers.get(said.request)
             if answer is not None:
                 answer.told.setdefault(worker.name, []).extend(said.prompt)
-        now = round(self._now() * 1000)
+        now = round(self.now() * 1000)
         self._do(
             self._attempts.tokens(worker.name, said.request, said.epoch, said.index, said.tokens, said.finish, now)
         )
@@ -404,11 +357,11 @@ class Service:
                 self.meters.cached_tokens.inc(answer.cached)
             if said.reason == "handed":
                 self._refund(answer, worker.name)
-        now = round(self._now() * 1000)
+        now = round(self.now() * 1000)
         self._do(self._attempts.ended(worker.name, said.request, said.epoch, said.reason, now))
 
     def _failed(self, worker: Worker, said: Failed) -> None:
-        now = self._now()
+        now = self.now()
         answer = self._answers.get(said.request)
         retry = said.retry
         if answer is not None and self._attempts.hears(worker.name, said.request, said.epoch):
@@ -436,80 +389,19 @@ class Service:
             self.meters.convert_seconds.labels(said.converted).inc(said.convert_seconds)
         self.history.handed(source, worker.name, said)
 
-    def _greeted(self, worker: Worker, said: Hello) -> None:
-        worker.hello = said
-        version = agreed_version(said)
-        if version is None:
-            return self._turn_away(worker, f"it speaks versions {said.oldest} to {said.newest} of the protocol")
-        if (said.name, said.role) != (worker.name, worker.role):
-            return self._turn_away(
-                worker, f"{said.role} {said.name!r} answers at the address of {worker.role} {worker.name!r}"
-            )
-        wanted = self.settings.worker_token
-        if not Address.of(worker.endpoint.address).is_local and not hmac.compare_digest(said.token, wanted):
-            return self._turn_away(worker, "it does not know the workers' token")
-        if worker.life not in (None, said.life):
-            worker.restarts += 1
-            worker.prefixes = type(worker.prefixes)(worker.prefixes.capacity)
-        worker.life = said.life
-        return None
-
-    def _turn_away(self, worker: Worker, why: str) -> None:
-        worker.becomes(Condition.REFUSED, self._now(), why)
-        log.error("%s %s refused: %s", worker.role, worker.name, why)
-        if worker.link is not None:
-            worker.link.end(why)
-
-    def _readied(self, worker: Worker, said: Ready) -> None:
-        if worker.hello is None:
-            return self._turn_away(worker, "it did not say hello")
-        others = {each.ready.vocabulary for each in self.roster if each.up and each.ready and each is not worker}
-        if others and said.vocabulary not in others:
-            return self._turn_away(worker, f"a vocabulary of {said.vocabulary} beside others of {sorted(others)}")
-        now = self._now()
-        worker.ready, worker.heard, worker.moved, worker.failures = said, now, now, 0
-        worker.prefixes.capacity = max(1, said.blocks * said.block_tokens // 32)
-        worker.becomes(Condition.UP, now)
-        log.info("%s %s is up: %s %s", worker.role, worker.name, said.hardware, said.precision)
-        return None
-
-    def drain_worker(self, name: str) -> bool:
-        """Ask a worker to finish what it has; False when it is not there."""
-        worker = self.roster.workers.get(name)
-        if worker is None or worker.link is None or not worker.link.send(Drain()):
-            return False
-        worker.becomes(Condition.DRAINING, self._now(), "asked to")
-        return True
-
     # --- time -------------------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        before = self._now()
+        before = self.now()
         while True:
             await asyncio.sleep(TICK)
-            now = self._now()
+            now = self.now()
             if now - before > self.settings.heartbeat_seconds:  # it was this process that stood still, not its workers
-                for worker in self.roster:
-                    worker.heard = max(worker.heard, now)
+                self.workforce.excuse(now)
             before = now
-            self._listen_for_silence(now)
+            self.workforce.listen_for_silence(now)
             self._do(self._attempts.tick(round(now * 1000)))
             self.history.tick(now)
-
-    def _listen_for_silence(self, now: float) -> None:
-        patience = self.settings.heartbeat_seconds * self.settings.missing
-        for worker in self.roster:
-            if worker.link is None:
-                continue
-            up = worker.condition in (Condition.UP, Condition.DRAINING)
-            if now - worker.heard > (patience if up else HELLO_SECONDS):
-                worker.link.end("no heartbeat")
-
-    def ask_ledgers(self) -> None:
-        """Every worker says its load now."""
-        for worker in self.roster:
-            if worker.link is not None and worker.up:
-                worker.link.send(Ask())
 
     def ledger(self) -> dict[str, int]:
         """What is open here; all zero at rest."""
@@ -524,7 +416,7 @@ class Service:
 
     def now(self) -> float:
         """The loop's clock."""
-        return self._now()
+        return time.monotonic()
 
 
 _REASONS = {
@@ -542,11 +434,3 @@ def _status(reason: str) -> tuple[int, str, str, float]:
 def tokenizer_of(settings: Settings) -> Tokenizer:
     """`toy`, or the folder of a checkpoint. Raises InvalidInput."""
     return ToyTokenizer() if settings.tokenizer == "toy" else FileTokenizer.load(Path(settings.tokenizer))
-
-
-def _worker_tls(settings: Settings) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=settings.worker_ca)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    if settings.worker_certificate:
-        context.load_cert_chain(settings.worker_certificate, settings.worker_key or None)
-    return context

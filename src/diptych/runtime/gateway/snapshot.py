@@ -49,7 +49,7 @@ def snapshot(service: Service) -> dict[str, Any]:
 def _status(service: Service) -> str:
     if service.draining:
         return "draining"
-    if service.stuck():
+    if service.workforce.stuck():
         return "stuck"
     return "ready" if service.is_ready else "waiting for workers"
 

@@ -143,7 +143,7 @@ class FakeWorker:
                 ready = Ready(
                     self.state,
                     f"{self.address}.peer",
-                    1000,
+                    max(1000, self.max_context // 16),
                     16,
                     self.model.vocabulary,
                     self.max_context,
