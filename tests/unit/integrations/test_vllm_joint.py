@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -268,3 +270,38 @@ def test_sixteen_at_once(made) -> None:
         prefill.wait(sent=f"p{number}")
         np.testing.assert_array_equal(decode.get(30, [BLOCKS - 1 - number]), values(30, seed=number))
     assert not decode.done.failed
+
+
+@pytest.mark.parametrize("tokens", [20, 300])
+def test_a_decode_worker_that_ends_frees_the_source_at_once(made, tokens) -> None:
+    """Wherever the handoff is when the connection ends, and long before the lease does."""
+    prefill, decode = pair(made, Worker(32, "torch.float32", lease_s=60), Worker(32, "torch.float32"))
+    blocks = list(range(-(-tokens // 32)))
+    prefill.joint.keep(Keep(KEY, "p", tuple(blocks), tokens))
+    decode.fetch(prefill, tokens, blocks)
+    while prefill.joint.kept or not prefill.joint.source.open:
+        if "p" in prefill.joint.take().sent:
+            return  # it was quicker than the end
+        time.sleep(0.001)
+    decode.joint.peers.close()
+    prefill.wait(sent="p", seconds=20)
+    assert prefill.joint.leases == 0
+
+
+def test_a_prefill_worker_that_ends_in_the_transfer_fails_the_request(made) -> None:
+    prefill, decode = pair(made, Worker(32, "torch.float32"), Worker(32, "torch.float32", wait_s=20))
+    prefill.joint.keep(Keep(KEY, "p", tuple(range(10)), 300))
+    read = prefill.blocks.read
+    reading = threading.Event()
+
+    def slow(layer, blocks):
+        reading.set()
+        time.sleep(0.2)
+        return read(layer, blocks)
+
+    prefill.joint.blocks = SimpleNamespace(state=prefill.blocks.state, like=prefill.blocks.like, read=slow)
+    decode.fetch(prefill, 300, list(range(10)))
+    assert reading.wait(10)
+    prefill.joint.peers.close()
+    assert decode.wait(received="d").failed == {"d"}
+    assert all(float(tensor.abs().max()) == 0 for tensor in decode.tensors)

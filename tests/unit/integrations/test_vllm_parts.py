@@ -101,6 +101,8 @@ def test_a_ticket_comes_through_json() -> None:
         (ticket([1], epoch=-1), [1], 1),
         (ticket([1], more=1), [1], 1),
         (ticket([1], ranks=[]), [1], 1),
+        (ticket([1], ranks=[{"worker": "w", "doorbell": "tcp:10.0.0.1:1"}]), [1], 1),
+        (ticket([1], ranks=[{"worker": "w", "doorbell": "nowhere"}]), [1], 1),
         (ticket([1, 2]), [1], 1),
         (ticket([1]), [2], 1),
         (ticket([1]), [1], 2),

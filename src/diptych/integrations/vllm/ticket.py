@@ -11,7 +11,9 @@ import msgspec
 from msgspec import Meta
 
 from diptych.boundary.messages import MAX_LEASE_MS
+from diptych.errors import InvalidInput
 from diptych.integrations.vllm.jobs import Key
+from diptych.runtime.peer.address import Address
 
 RANKS = 1024
 
@@ -55,6 +57,8 @@ def read_ticket(params: Mapping[str, Any], prompt: Sequence[int], ranks: int) ->
         ticket = msgspec.convert(params.get("diptych"), Ticket)
     except msgspec.ValidationError as error:
         return None, f"the ticket cannot be read: {error}"[:300]
+    if not all(_is_here(place.doorbell) for place in ticket.ranks):
+        return None, "the ticket names an address that leaves this host"
     if ticket.tokens != len(prompt) or ticket.digest != digest_of(prompt):
         return ticket, "other tokens were prefilled than are asked for"
     if len(ticket.ranks) != ranks:
@@ -63,6 +67,13 @@ def read_ticket(params: Mapping[str, Any], prompt: Sequence[int], ranks: int) ->
             f"prefill has {len(ticket.ranks)} tensor-parallel ranks and decode {ranks}: equal ones are needed",
         )
     return ticket, ""
+
+
+def _is_here(doorbell: str) -> bool:
+    try:
+        return Address.of(doorbell).is_local
+    except InvalidInput:
+        return False
 
 
 def digest_of(tokens: Sequence[int]) -> str:
