@@ -23,7 +23,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--enable-logging=stderr",
-    "--window-size=1280,1500", "--timeout=4000",
+    "--window-size=1280,1500", "--virtual-time-budget=3000",
 )  # fmt: skip
 
 pytestmark = [
