@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diptych.catalog.interconnect import Link
 from diptych.design.boundary import Boundary, Overlap, Ownership
@@ -20,6 +21,7 @@ from diptych.perf.transfer import LinkLoad, transfer_seconds
 from diptych.planner.delay import Delay, no_wait
 from diptych.planner.enumerate import Candidate, shared_instances
 from diptych.planner.rushes import PROMPTS
+from diptych.planner.seen import Seen
 from diptych.planner.size import MOST_WORKERS, fewest, fluid
 from diptych.planner.stages import DecodeStage, Margins, PrefillStage, answer_seconds, kept, statistic
 
@@ -149,8 +151,30 @@ class Meeting:
                 margins[f"e2e_{statistic(goal.quantile)}"] = longer.keeps(goal.quantile, goal.limit, fits)
         return {name: np.where(np.isnan(margin), -1.0, margin) for name, margin in margins.items()}
 
+    @cached_property
+    def _seen(self) -> Seen:
+        key = (self.first, self.second, self.boundary, self.route, self.relaxed)
+        return self.first.load.seen.setdefault(key, Seen())
+
+    def keeps(self, rate: float, prefill_workers: Any, decode_workers: Any) -> NDArray[np.bool_]:
+        """Whether fleets of these sizes keep everything, shape (n,) or (1,); the model is asked only where no look tells."""
+        sizes = np.broadcast_arrays(*np.atleast_1d(prefill_workers, decode_workers))
+        points = [(float(mine), float(theirs), rate) for mine, theirs in zip(*sizes, strict=True)]
+        known = [self._seen.says(point) for point in points]
+        if unknown := [i for i, verdict in enumerate(known) if verdict is None]:
+            asked = (
+                side if np.ndim(side) == 0 else np.asarray(side)[unknown] for side in (prefill_workers, decode_workers)
+            )
+            looked = np.broadcast_to(kept(self.margins(rate, *asked)), len(unknown))
+            for i, verdict in zip(unknown, looked, strict=True):
+                self._seen.note(points[i], bool(verdict))
+                known[i] = bool(verdict)
+        return np.array(known, dtype=np.bool_)
+
     def arrives(self, rate: float, prefill_workers: float, decode_workers: float) -> bool:
         """Whether first tokens keep their promises where memory and decode do: cheap to ask, and needed in any case."""
+        if (known := self._seen.says((prefill_workers, decode_workers, rate))) is not None:
+            return known
         rates = self.first.load.steps.at(PROMPTS, rate)
         load = self.link(rates, prefill_workers, decode_workers)
         if not load.utilisation[0] < FULL or not self.prefill_utilisation(rates, prefill_workers)[0] < FULL:
@@ -287,7 +311,7 @@ def _fewest_prefill(meeting: Meeting, rate: float, decode_workers: int, start: i
     most = _affordable(meeting.usd_beside(decode_workers=decode_workers), meeting.prefill, below, start)
     if most < start or not _keeps(meeting, rate, _endless(most), decode_workers):
         return None
-    return fewest(lambda workers: kept(meeting.margins(rate, workers, decode_workers)), start, most)
+    return fewest(lambda workers: meeting.keeps(rate, workers, decode_workers), start, most)
 
 
 def _affordable(bill: Callable[[int], float], candidate: Candidate, below: float, start: int) -> int:
@@ -339,7 +363,7 @@ def _server_splits(meeting: Meeting) -> Iterator[tuple[int, int]]:
 
 def _fewest_nodes(meeting: Meeting, rate: float, x: int, y: int, start: int, most: int) -> int | None:
     def keeps(nodes: int) -> bool:
-        return bool(np.all(kept(meeting.margins(rate / nodes, float(x), float(y)))))
+        return _keeps(meeting, rate / nodes, float(x), float(y))
 
     if start > most or not keeps(most):
         return None
@@ -366,11 +390,11 @@ def _next_decode(meeting: Meeting, rate: float, prefill_least: int, start: int, 
     most = _endless(prefill), _endless(decode)
     if not meeting.arrives(rate, *most) or not _keeps(meeting, rate, *most):
         return None
-    return fewest(lambda workers: kept(meeting.margins(rate, most[0], workers)), start, decode)
+    return fewest(lambda workers: meeting.keeps(rate, most[0], workers), start, decode)
 
 
 def _keeps(meeting: Meeting, rate: float, prefill_workers: float, decode_workers: float) -> bool:
-    return bool(np.all(kept(meeting.margins(rate, prefill_workers, decode_workers))))
+    return bool(meeting.keeps(rate, prefill_workers, decode_workers)[0])
 
 
 def _endless(workers: int) -> float:

@@ -24,6 +24,7 @@ from diptych.perf.model import PerfModel
 from diptych.perf.pools import ColocatedPool, ColocatedState, DecodePool, PrefillPool
 from diptych.planner.delay import Delay, no_wait
 from diptych.planner.rushes import ANSWERS, PROMPTS, Steps
+from diptych.planner.seen import Seen
 from diptych.planner.size import fewest, fluid
 from diptych.workload.lengths import Lengths
 
@@ -46,6 +47,8 @@ class Load:
     quickest: tuple[Any, float] = (0.0, 0.0)
     wires: dict[tuple[object, ...], tuple[float, float, float]] = field(init=False, repr=False, default_factory=dict)
     """What a request puts on a path (`Meeting.wire`), by what decides it."""
+    seen: dict[tuple[object, ...], Seen] = field(init=False, repr=False, default_factory=dict)
+    """What was seen of two pools and the boundary between them (`Meeting.keeps`)."""
 
     @property
     def cv2(self) -> float:

@@ -155,7 +155,7 @@ def test_a_kv_mismatch_is_converted_and_charged(pair: Plan) -> None:
     assert boundary is not None
     assert boundary.codec is not Codec.RAW
     assert boundary.conversion_p90 > 0
-    assert "no stock engine converts KV" in boundary.engine_support
+    assert "converts nothing" in boundary.engine_support
     assert pair.best.ttft_parts["conversion"] > 0
 
 
