@@ -88,7 +88,7 @@ def ticket(prompt, **changed) -> dict:
 
 
 def test_a_ticket_comes_through_json() -> None:
-    found, refused = read_ticket(ticket([1, 2, 3]), [1, 2, 3], 1)
+    found, refused = read_ticket(ticket([1, 2, 3]), digest_of([1, 2, 3]), 1)
     assert (refused, found.key) == ("", (b"\xab" * 16, 3))
 
 
@@ -109,7 +109,7 @@ def test_a_ticket_comes_through_json() -> None:
     ],
 )
 def test_a_ticket_that_does_not_fit_is_refused(params, prompt, ranks) -> None:
-    assert read_ticket(params, prompt, ranks)[1]
+    assert read_ticket(params, digest_of(prompt), ranks)[1]
 
 
 def facts(**given) -> Facts:

@@ -102,11 +102,18 @@ def test_a_prompt_that_is_here_already_is_dropped_there() -> None:
     assert [each.deed for each, _ in decode.step().tell] == ["drop"]
 
 
-@pytest.mark.parametrize("wrong", ["tokens", "ticket"])
+@pytest.mark.parametrize("wrong", ["tokens", "adapter", "image", "ticket"])
 def test_a_ticket_that_does_not_fit_is_fetched_as_refused(wrong) -> None:
     """So that vLLM fails or recomputes it as its policy says, and never decodes it."""
-    params = ticket_params() if wrong == "tokens" else {"do_remote_prefill": True, "diptych": {"id": "x"}}
-    request = Request(kv_transfer_params=params, prompt_token_ids=[*PROMPT[:-1], 5])
+    params = {"do_remote_prefill": True, "diptych": {"id": "x"}} if wrong == "ticket" else ticket_params()
+    request = Request(kv_transfer_params=params)
+    match wrong:
+        case "tokens":
+            request.prompt_token_ids[-1] = 5
+        case "adapter":
+            request.lora_request = SimpleNamespace(lora_name="other")
+        case "image":
+            request.mm_features = [SimpleNamespace(identifier="a hash")]
     decode = side()
     decode.allocated(request, blocks(1), decode.matched(request, 0)[0])
     assert decode.step().fetch[0][0].refused

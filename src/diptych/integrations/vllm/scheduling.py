@@ -81,7 +81,13 @@ class SchedulerSide:
             return False, None
         params = request.kv_transfer_params or {}
         whole = request.num_computed_tokens >= request.num_prompt_tokens
-        if not params.get("do_remote_decode") or not whole or not block_ids or request.status.name not in WHOLE:
+        if (
+            not params.get("do_remote_decode")
+            or not whole
+            or not block_ids
+            or not request.prompt_token_ids
+            or request.status.name not in WHOLE
+        ):
             return False, None
         return True, self._kept(request, block_ids)
 
@@ -99,12 +105,12 @@ class SchedulerSide:
         self._epoch += 1
         prompt = request.prompt_token_ids
         lease_ms = int(self._settings.lease_s * 1000)
-        ticket = Ticket(secrets.token_hex(16), self._epoch, len(prompt), digest_of(prompt), lease_ms, self.ranks)
+        ticket = Ticket(secrets.token_hex(16), self._epoch, len(prompt), _digest(request), lease_ms, self.ranks)
         self._next.keep.append(Keep(ticket.key, request.request_id, tuple(block_ids), len(prompt)))
         return ticket.params()
 
     def _ticket(self, request: Any) -> tuple[Ticket | None, str]:
-        return read_ticket(request.kv_transfer_params, request.prompt_token_ids or (), self._tp)
+        return read_ticket(request.kv_transfer_params, _digest(request), self._tp)
 
     def _drop(self, ticket: Ticket | None) -> None:
         if ticket is not None:
@@ -113,3 +119,10 @@ class SchedulerSide:
 
 def _wants(request: Any) -> bool:
     return bool((request.kv_transfer_params or {}).get("do_remote_prefill"))
+
+
+def _digest(request: Any) -> str:
+    """Of everything that decides a prompt's KV beside the model."""
+    adapter = request.lora_request.lora_name if getattr(request, "lora_request", None) else ""
+    seen = [str(feature.identifier) for feature in getattr(request, "mm_features", None) or ()]
+    return digest_of(request.prompt_token_ids or (), [adapter, *seen])

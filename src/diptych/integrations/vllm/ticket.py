@@ -26,7 +26,7 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One prompt that a prefill worker keeps. `digest` is over the prompt's tokens; `ranks` has one place per TP rank."""
+    """One prompt that a prefill worker keeps. `digest` is over the prompt; `ranks` has one place per TP rank."""
 
     id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
     epoch: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -51,7 +51,7 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }
 
 
-def read_ticket(params: Mapping[str, Any], prompt: Sequence[int], ranks: int) -> tuple[Ticket | None, str]:
+def read_ticket(params: Mapping[str, Any], digest: str, ranks: int) -> tuple[Ticket | None, str]:
     """The ticket of a decode request, and why its KV must not be used if so."""
     try:
         ticket = msgspec.convert(params.get("diptych"), Ticket)
@@ -59,8 +59,8 @@ def read_ticket(params: Mapping[str, Any], prompt: Sequence[int], ranks: int) ->
         return None, f"the ticket cannot be read: {error}"[:300]
     if not all(_is_here(place.doorbell) for place in ticket.ranks):
         return None, "the ticket names an address that leaves this host"
-    if ticket.tokens != len(prompt) or ticket.digest != digest_of(prompt):
-        return ticket, "other tokens were prefilled than are asked for"
+    if ticket.digest != digest:
+        return ticket, "another prompt was prefilled than is asked for"
     if len(ticket.ranks) != ranks:
         return (
             ticket,
@@ -76,6 +76,9 @@ def _is_here(doorbell: str) -> bool:
         return False
 
 
-def digest_of(tokens: Sequence[int]) -> str:
-    """A digest of token numbers."""
-    return blake2b(array("I", tokens).tobytes(), digest_size=16).hexdigest()
+def digest_of(tokens: Sequence[int], beside: Sequence[str] = ()) -> str:
+    """A digest of token numbers and of what else the KV is of: an adapter, images behind their placeholders."""
+    found = blake2b(array("I", tokens).tobytes(), digest_size=16)
+    for each in beside:
+        found.update(b"\0" + each.encode())
+    return found.hexdigest()
