@@ -43,6 +43,13 @@ test-vllm: .venv/ready  ## two real vLLM processes with NIXL on this machine's C
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "nixl-cu12==1.5.1" "nixl-cu13==1.5.1"
 	DIPTYCH_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest -n 0 -m vllm tests/vllm
 
+compiled: .venv/ready  ## the simulator's hot modules through mypyc (a C compiler is needed) into build/compiled, and its tests on them
+	rm -rf build/compiled
+	DIPTYCH_COMPILED=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		--target build/compiled .
+	PYTHONPATH=build/compiled $(BIN)/python -c "import diptych.simulator.worker as hot; assert hot.__file__.endswith(('.so', '.pyd'))"
+	PYTHONPATH=build/compiled $(BIN)/pytest -n 2 tests/laws/test_sim_exact.py tests/unit/serving
+
 vendor:  ## fetch the report's JavaScript again, in the versions named here
 	cd src/diptych/report/vendor && for package in vega@6.4.0 vega-lite@6.4.3 vega-embed@7.3.0; do \
 		name=$${package%@*}; archive=$$(npm pack --silent $$package) && \

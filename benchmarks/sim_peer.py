@@ -20,7 +20,7 @@ import venv
 from pathlib import Path
 
 import numpy as np
-from sim_speed import ROOT, apart, fixed_loop, save_trace
+from sim_speed import COMPILED, ROOT, apart, fixed_loop, save_trace
 
 PEER = "ai-dynamo-runtime==1.6.1"
 COUNT, HASH = 10_000, 512
@@ -32,7 +32,8 @@ worker, and through one colocated worker: router, 16-token blocks, prefix cache,
 one process, the best of {repeat} runs, ours and the peer's in turn on the same machine ({machine}; a loop of additions runs
 {loop:.0f} M/CPU-s there). Each has its own model of time (ours: Llama-3.1-8B on H100; the peer's: its fixed polynomial), so steps
 differ in number; the peer simulates every step, ours skips runs of steps whose end it can compute, with the same result bit for
-bit (`tests/laws/test_sim_exact.py`). Written by `benchmarks/sim_peer.py`; more of our own numbers: `benchmarks/sim_speed.py`.
+bit (`tests/laws/test_sim_exact.py`). Compiled is the same source through mypyc
+(`make compiled`), with the same results. Written by `benchmarks/sim_peer.py`; more of our own numbers: `benchmarks/sim_speed.py`.
 
 {table}
 """
@@ -74,6 +75,10 @@ def row(name: str, shape: str, rate: float, megabytes: float) -> str:
     return f"| {name} | {shape} | {rate:,.0f} | {megabytes:.0f} |"
 
 
+def fastest(runs: list[dict[str, object]]) -> float:
+    return max(float(str(run["per_cpu_s"])) for run in runs)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--install", type=Path, help="make an environment with the peer here")
@@ -88,17 +93,22 @@ def main() -> None:
         trace = save_trace(Path(folder))
         jsonl = mooncake(trace, Path(folder))
         for shape in ("disaggregated", "colocated"):
-            ours, theirs = [], []
+            ours, theirs, built = [], [], []
             for _ in range(asked.repeat):
                 ours.append(apart(shape, COUNT, 3, ROOT / "src", trace))
+                if COMPILED.is_dir():
+                    built.append(apart(shape, COUNT, 3, COMPILED, trace))
                 if home:
                     theirs.append(peer_run(python_in(home), jsonl, shape))
-            best = max(float(str(run["per_cpu_s"])) for run in ours)
+            best = fastest(ours)
             lines.append(row("diptych", shape, best, float(str(ours[0]["peak_mb"]))))
+            if built:
+                lines.append(row("diptych, compiled", shape, fastest(built), float(str(built[0]["peak_mb"]))))
             if theirs:
                 rate = COUNT / min(run["cpu_s"] for run in theirs)
                 lines.append(row(f"ai-dynamo-runtime {theirs[0]['version']}", shape, rate, theirs[0]["mb"]))
-                lines.append(f"| *ratio* | {shape} | {best / rate:.1f}× | |")
+                faster = f", compiled {fastest(built) / rate:.1f}×" if built else ""
+                lines.append(f"| *ratio* | {shape} | {best / rate:.1f}×{faster} | |")
             else:
                 lines.append(f"| ai-dynamo-runtime | {shape} | skipped: no environment given (`--install FOLDER`) | |")
     machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"

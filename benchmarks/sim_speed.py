@@ -6,7 +6,7 @@ summary under an SLO. Published peers on such a run: 14 to 360 requests per CPU-
     python benchmarks/sim_speed.py                 # pools apart and colocated, skipped and stepped; memory; 10 k to 100 k
     python benchmarks/sim_speed.py --million       # and a million requests
     python benchmarks/sim_speed.py --stream 27e6   # and a stream of so many that is never held (the Azure 2024 week)
-    python benchmarks/sim_speed.py --compiled      # the hot modules through mypyc first, in a copy (needs a C compiler)
+    python benchmarks/sim_speed.py --compiled      # what `make compiled` has built
 
 CPU-seconds swing with what else runs on the machine, so the best of several runs counts, and beside them stands the time of a
 fixed loop (millions of additions per CPU-second) to compare machines by.
@@ -17,19 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-HOT = (
-    "serving/request", "serving/blocks", "serving/batching", "serving/handoff", "serving/effects", "serving/router",
-    "simulator/clock", "simulator/request", "simulator/worker", "simulator/network", "simulator/gateway", "simulator/tables",
-    "simulator/crossing", "simulator/cluster", "simulator/recorder", "simulator/wire", "simulator/tiering",
-)  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
+COMPILED = ROOT / "build" / "compiled"
 
 
 def fixed_loop() -> float:
@@ -131,15 +126,6 @@ def save_trace(folder: Path) -> Path:
     return path
 
 
-def compiled(folder: Path) -> Path:
-    """A copy of the package whose hot modules mypyc has compiled."""
-    source = folder / "src"
-    shutil.copytree(ROOT / "src", source)
-    modules = [f"diptych/{name}.py" for name in HOT]
-    subprocess.run([str(Path(sys.executable).parent / "mypyc"), *modules], cwd=source, check=True, capture_output=True)
-    return source
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -153,6 +139,8 @@ def main() -> None:
     if asked.one:
         print(json.dumps(one(asked.one, asked.count, asked.repeat, asked.trace)))
         return
+    if asked.compiled and not COMPILED.is_dir():
+        parser.error(f"{COMPILED} is not there: `make compiled` builds it")
     cases = [("disaggregated", 10_000, asked.repeat), ("colocated", 10_000, asked.repeat),
              ("disaggregated stepped", 10_000, 1), ("colocated stepped", 10_000, 1),
              ("disaggregated", 100_000, 1), ("disaggregated streamed", 100_000, 1)]  # fmt: skip
@@ -161,7 +149,7 @@ def main() -> None:
     if asked.stream:
         cases.append(("disaggregated streamed", int(asked.stream), 1))
     with tempfile.TemporaryDirectory() as folder:
-        source = compiled(Path(folder)) if asked.compiled else ROOT / "src"
+        source = COMPILED if asked.compiled else ROOT / "src"
         trace = save_trace(Path(folder))
         rows = []
         for case, count, repeat in cases:
