@@ -5,6 +5,7 @@ python benchmarks/cases.py     # writes benchmarks/cases.md and docs/cases.svg, 
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from diptych.planner.plan import Option
 
 ROOT = Path(__file__).parents[1]
 KINDS = {"do not disaggregate": "colocated"}
+SIZINGS = ("trace", "average")
 COLOURS = {"heterogeneous": "#0f766e", "homogeneous disaggregated": "#7c5aa6", "colocated": "#8a94a3"}
 
 
@@ -49,36 +51,44 @@ def options(plan: dp.Plan) -> dict[str, Option | None]:
     }
 
 
-def row(case: Case, plan: dp.Plan) -> str:
+def bills_of(plan: dp.Plan) -> dict[str, float | None]:
+    """USD/h of the best fleet of each kind."""
+    return {kind: option.usd_per_hour if option else None for kind, option in options(plan).items()}
+
+
+def row(case: Case, sizing: str, plan: dp.Plan) -> str:
     """One line of the table."""
-    bills = {kind: option.usd_per_hour if option else None for kind, option in options(plan).items()}
-    homogeneous = min(bill for kind, bill in bills.items() if bill is not None and kind != "heterogeneous")
+    bills = bills_of(plan)
+    homogeneous = min(
+        (bill for kind, bill in bills.items() if bill is not None and kind != "heterogeneous"), default=None
+    )
     saved = (
         "-"
-        if bills["heterogeneous"] is None
+        if bills["heterogeneous"] is None or homogeneous is None
         else f"{1 - bills['heterogeneous'] / homogeneous:+.0%}".replace("+0%", "0%")
     )
     cells = [f"{bill:.2f}" if bill is not None else "-" for bill in bills.values()]
     asked = f"{case.model}, {case.workload}, {case.rate:g}/s, {case.slo}"
-    return f"| {case.name} | {asked} | {' | '.join(cells)} | {saved} | {plan.verdict.answer}: {plan.best.label} |"
+    return f"| {case.name} | {asked} | {sizing} | {' | '.join(cells)} | {saved} | {plan.verdict.answer}: {plan.best.label} |"
 
 
-def page(answers: list[tuple[Case, dp.Plan]]) -> str:
+def page(answers: list[tuple[Case, str, dp.Plan]]) -> str:
     """The results page."""
-    pairs = [(case, savings) for case, plan in answers for savings in plan.verdict.savings]
+    pairs = [(case, savings) for case, _, plan in answers for savings in plan.verdict.savings]
     most = max(pairs, key=lambda pair: pair[1].per_hour)
     return "\n".join(
         [
             "# Where it pays",
             "",
             "Best fleet of each kind at the same load and SLO, in USD/h; *saves* compares the best heterogeneous fleet with the",
-            "best homogeneous one of either kind. Written by `python benchmarks/cases.py`; price books: "
-            + ", ".join(sorted({f"{plan.question.prices} of {plan.question.prices_date}" for _, plan in answers}))
+            "best homogeneous one of either kind. *Sized for* the whole `trace` with its rushes (the default), or for its",
+            "`average` rate; presets have no rushes. Written by `python benchmarks/cases.py`; price books: "
+            + ", ".join(sorted({f"{plan.question.prices} of {plan.question.prices_date}" for _, _, plan in answers}))
             + ".",
             "",
-            "| case | asked | heterogeneous | homogeneous disaggregated | colocated | saves | answer |",
-            "| --- | --- | ---: | ---: | ---: | ---: | --- |",
-            *(row(case, plan) for case, plan in answers),
+            "| case | asked | sized for | heterogeneous | homogeneous disaggregated | colocated | saves | answer |",
+            "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
+            *(row(case, sizing, plan) for case, sizing, plan in answers),
             "",
             "## 61 % per hour, 48 % per token?",
             "",
@@ -94,27 +104,27 @@ def page(answers: list[tuple[Case, dp.Plan]]) -> str:
     )
 
 
-def figure(answers: list[tuple[Case, dp.Plan]]) -> str:
+def figure(answers: list[tuple[Case, str, dp.Plan]]) -> str:
     """The bars of the table as an SVG that reads on light and dark pages."""
-    widest = max(o.usd_per_hour for _, plan in answers for o in options(plan).values() if o)
+    widest = max(o.usd_per_hour for _, _, plan in answers for o in options(plan).values() if o)
     lines, y = [], 34
-    for case, plan in answers:
+    for case, sizing, plan in answers:
         lines.append(f'<text x="0" y="{y + 11}" class="name">{case.name}</text>')
-        lines.append(f'<text x="0" y="{y + 27}" class="note">{case.model}, {case.rate:g}/s</text>')
+        lines.append(f'<text x="0" y="{y + 27}" class="note">{case.model}, {case.rate:g}/s, {sizing}</text>')
         for kind, option in options(plan).items():
             if option is not None:
-                width = 380 * option.usd_per_hour / widest
-                lines.append(f'<rect x="150" y="{y}" width="{width:.1f}" height="11" rx="2" fill="{COLOURS[kind]}"/>')
+                width = 340 * option.usd_per_hour / widest
+                lines.append(f'<rect x="190" y="{y}" width="{width:.1f}" height="11" rx="2" fill="{COLOURS[kind]}"/>')
                 mark = " ←" if option.label == plan.best.label else ""
                 lines.append(
-                    f'<text x="{156 + width:.1f}" y="{y + 10}" class="note">{option.usd_per_hour:.2f}{mark}</text>'
+                    f'<text x="{196 + width:.1f}" y="{y + 10}" class="note">{option.usd_per_hour:.2f}{mark}</text>'
                 )
             y += 14
         y += 16
     legend = "".join(
         f'<rect x="{x}" y="6" width="11" height="11" rx="2" fill="{colour}"/>'
         f'<text x="{x + 16}" y="16" class="note">{kind}</text>'
-        for x, (kind, colour) in zip((150, 270, 450), COLOURS.items(), strict=True)
+        for x, (kind, colour) in zip((190, 310, 490), COLOURS.items(), strict=True)
     )
     style = (
         "text{font-family:system-ui,sans-serif;fill:#57606a}.name{font-size:13px;font-weight:600}.note{font-size:11px}"
@@ -126,12 +136,19 @@ def figure(answers: list[tuple[Case, dp.Plan]]) -> str:
     )
 
 
+def answered(asked: tuple[Case, str]) -> dp.Plan:
+    """The plan of one case under one sizing."""
+    case, sizing = asked
+    workload = dp.load_workload(case.workload, rate=case.rate)
+    return dp.plan(case.model, workload, case.slo, prices=case.prices, size_for=sizing)
+
+
 def main() -> None:
-    answers = []
-    for case in CASES:
-        workload = dp.load_workload(case.workload, rate=case.rate)
-        answers.append((case, dp.plan(case.model, workload, case.slo, prices=case.prices)))
-        print(row(*answers[-1]), flush=True)
+    asked = [
+        (case, sizing) for case in CASES for sizing in SIZINGS if sizing == SIZINGS[0] or "preset" not in case.workload
+    ]
+    with ProcessPoolExecutor(2) as pool:
+        answers = [(*each, plan) for each, plan in zip(asked, pool.map(answered, asked), strict=True)]
     (ROOT / "benchmarks" / "cases.md").write_text(page(answers), encoding="utf-8")
     (ROOT / "docs" / "cases.svg").write_text(figure(answers), encoding="utf-8")
 
