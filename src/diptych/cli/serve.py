@@ -139,6 +139,7 @@ def _show(setup: Setup, folder: Path, logs: Path) -> None:
             for pool in setup.fleet.pools
         ),
         f"  live page  {url}/ui  (its token is in {folder / ADMIN_TOKEN})",
+        f"  terminal   diptych top --url {url} --token-file {folder / ADMIN_TOKEN}",
         f"  metrics    {url}/metrics",
         f"  logs       {logs}",
         f"  try        curl {url}/v1/completions -H 'content-type: application/json' "

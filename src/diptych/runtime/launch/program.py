@@ -46,7 +46,7 @@ class Program:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+            if (name in INHERITED or name.startswith(INHERITED_PREFIXES)) and "TOKEN" not in name
         }
         return kept | dict.fromkeys(THREADS, str(self.threads)) | dict(self.more)
 

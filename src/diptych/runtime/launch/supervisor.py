@@ -189,17 +189,19 @@ class Supervisor:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, leave)
-        started = await _unless(self._told, self.start())
-        if started:
+        try:
+            if not await _unless(self._told, self.start()):
+                return 0
             loop.add_signal_handler(signal.SIGHUP, lambda: tasks.add(loop.create_task(self.roll())))
             tasks.add(loop.create_task(_call(up)))
             await self._told.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if started and not await _unless(hurry, self.stop()):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await _unless(hurry, self.stop())
+            return 1 if self._gateway_lost else 0
+        finally:
             await self.stop(drain=0)
-        return 1 if self._gateway_lost else 0
 
     async def stop(self, drain: float | None = None) -> None:
         """Gateway, workers, store: each turn finishes what it has, within `drain` seconds, before the next one is told to."""
