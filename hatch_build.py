@@ -2,8 +2,8 @@
 
 The same files and the same results, about twice as fast (skipping against stepping is tested on both; the laws watch a clock that
 only pure Python can replace). It needs a C compiler, and mypy with the package's dependencies in the building environment:
-`make compiled`, or there `pip install --no-build-isolation .`. A module whose binary does not fit the interpreter is imported from
-its source.
+`make compiled`, or there `pip install --no-build-isolation .`. A module whose binary does not fit the interpreter is imported
+from its source.
 """
 
 from __future__ import annotations
