@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from public_issues import cases, deployment, issues
@@ -45,3 +47,13 @@ def test_the_table_is_whole() -> None:
 def test_every_rule_that_is_expected_exists() -> None:
     known = {rule.id for rule in all_rules()}
     assert {id for case in CASES.values() for id in case["find"]} <= known
+
+
+def test_the_page_of_validation_tells_these_numbers() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "validation.md").read_text(encoding="utf-8")
+    count = Counter(issue["how"] for issue in issues())
+    told = re.search(
+        r"Of (\d+) public threads .* finds those (\d+) .* (\d+) ask what to deploy.*?(\d+) show only", page, re.DOTALL
+    )
+    assert told is not None
+    assert tuple(map(int, told.groups())) == (count.total(), count["static"], count["planner"], count["runtime"])

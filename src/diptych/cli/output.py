@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from diptych.errors import DiptychError, Finding, InvalidInput
 
@@ -44,6 +43,8 @@ def report_error(error: DiptychError) -> int:
 @contextmanager
 def progress(title: str, quiet: bool = False) -> Iterator[Any]:
     """A progress bar on stderr, shown only on a terminal. Yields `update(done, total, note)`."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # only what takes long needs it
+
     bar = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn(),
                    console=err, transient=True, disable=quiet or not err.is_terminal)  # fmt: skip
     with bar:

@@ -47,7 +47,24 @@ def read_command(
         raise InvalidInput(
             Finding(where, f"{len(found)} engines are started", "one command; a script of several is read as a file")
         )
-    return replace(role_config(found[0], Reading(role, base), collected), name=found[0].name or where)
+    config = role_config(found[0], Reading(role, base), collected)
+    _mind_mode(config, collected)
+    return replace(config, name=found[0].name or where)
+
+
+def _mind_mode(config: RoleConfig, notes: Notes) -> None:
+    """Complain of a SGLang that is given for one role and started in another's mode: its router cannot pair it."""
+    if config.engine is not Engine.SGLANG or config.role is Role.COLOCATED or config.launcher is not Launcher.PLAIN:
+        return
+    told = config.options.get("disaggregation-mode")
+    if told is None and "disaggregation-mode" in config.places:
+        return  # it is set outside of what was read
+    mode = str(told or "null")
+    if mode in ("null", "prefill", "decode") and mode != config.role:
+        place = config.place("disaggregation-mode")
+        notes.mistake(
+            place, f"the command for {config.role} runs in mode {mode}", f"--disaggregation-mode {config.role}"
+        )
 
 
 def read_pair(prefill: Sequence[str], decode: Sequence[str], base: Path | None = None) -> Deployment:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from diptych.engines.engine import Engine, Launcher
 from diptych.engines.resolve import Joint
 from diptych.engines.resolve_stored import same_bytes
+from diptych.engines.role import RoleConfig
 from diptych.engines.rule import Broken, Clash, Remark, Rule, Severity
+from diptych.engines.rules.names import different_models
 
 
 def _one_engine(joint: Joint) -> Iterator[Clash]:
@@ -16,6 +21,51 @@ def _one_engine(joint: Joint) -> Iterator[Clash]:
         yield Clash(
             prefill.engine, decode.engine, "run one engine on both roles", places, "no engine reads another's KV"
         )
+
+
+def _one_reading(joint: Joint) -> Iterator[Clash]:
+    """PD3. Decode numbers the prompt's tokens and places them by its own settings; prefill's KV was made by prefill's."""
+    prefill, decode = joint.prefill, joint.decode
+    ours, theirs = (role.tokenizer or role.model for role in (prefill, decode))
+    is_named = (
+        bool(prefill.tokenizer or decode.tokenizer) and joint.deployment.launcher is not Launcher.DYNAMO
+    )  # it sends tokens
+    if is_named and different_models(ours, theirs):
+        places = (prefill.place("tokenizer"), decode.place("tokenizer"))
+        yield Clash(f"tokenizer {ours}", f"tokenizer {theirs}", "give one tokenizer to both roles", places)
+    mine, other = positions(prefill), positions(decode)
+    if mine != other:
+        name = _OVERRIDES.get(prefill.engine, "hf-overrides")
+        places = (prefill.place(name), decode.place(name))
+        change = f"give the same --{name} to both roles"
+        yield Clash(_positions_said(mine), _positions_said(other), change, places)
+
+
+_OVERRIDES = {Engine.VLLM: "hf-overrides", Engine.SGLANG: "json-model-override-args"}
+_ROPE = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+_MAX_TEXT = 65536
+
+
+def positions(role: RoleConfig) -> dict[str, Any]:
+    """What a role's overrides of the model's configuration say of rope; empty where they say nothing or cannot be read."""
+    given = role.options.get(_OVERRIDES.get(role.engine, ""))
+    if isinstance(given, str) and len(given) <= _MAX_TEXT:
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            return {}
+    if not isinstance(given, Mapping):
+        return {}
+    inner = given.get("text_config")
+    told = {**given, **(inner if isinstance(inner, Mapping) else {})}
+    return {name: told[name] for name in _ROPE if name in told}
+
+
+def _positions_said(told: Mapping[str, Any]) -> str:
+    return (
+        ", ".join(f"{name} {json.dumps(value, default=str)}" for name, value in told.items())
+        or "rope as the model has it"
+    )
 
 
 def same_format(joint: Joint, found: tuple[Broken, ...]) -> Iterator[Remark]:
@@ -64,5 +114,13 @@ RULES = (
         _one_engine,
     ),
     MEANING,
+    Rule(
+        "PD3",
+        None,
+        Severity.SILENT,
+        "Both roles number tokens and place them alike: one tokenizer, one change of the model's rope.",
+        "derived, not run: vLLM 0.33 nixl/metadata.py and SGLang 0.5.23 disaggregation/common/conn.py compare neither",
+        _one_reading,
+    ),
 )
 REMARKS = (same_format, unlike_sizes)
