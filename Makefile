@@ -13,7 +13,7 @@ BIN := .venv/bin
 
 demo: .venv/ready  ## plan Llama-3.1-70B on the Azure conversation trace and write a report
 	$(BIN)/diptych plan --model Llama-3.1-70B --workload azure2023_conv.csv.gz --rate 20 \
-		--slo "ttft_p90<2s, tpot_p90<50ms" --prices aws --out runs/conv
+		--slo "ttft_p90<2s, tpot_p90<50ms" --prices aws --engine vllm@0.33 --out runs/conv
 
 serve: .venv/ready  ## a small instruct model on this machine: bf16 prefill, int8 decode, one gateway, one prompt answered
 	$(BIN)/diptych serve --ask "What is a diptych? Answer in one sentence."
