@@ -279,7 +279,7 @@ def test_a_decode_worker_that_ends_frees_the_source_at_once(made, tokens) -> Non
     blocks = list(range(-(-tokens // 32)))
     prefill.joint.keep(Keep(KEY, "p", tuple(blocks), tokens))
     decode.fetch(prefill, tokens, blocks)
-    while prefill.joint.kept or not prefill.joint.source.open:
+    while prefill.joint.leaving.kept or not prefill.joint.leaving.source.open:
         if "p" in prefill.joint.take().sent:
             return  # it was quicker than the end
         time.sleep(0.001)
