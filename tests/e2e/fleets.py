@@ -83,6 +83,8 @@ class Living:
                 counts = [*last["gateway"].values(), *(n for each in last["workers"].values() for n in each.values())]
                 alive = all(each.code is None and each.program.serves() for each in self.supervisor.running.values()
                             if each.program.turn is not Turn.GATEWAY)  # fmt: skip
+                spare = self.supervisor.spares.get("gateway")
+                alive = alive and spare is not None and spare.code is None
                 if alive and up == self.fleet.workers == len(last["workers"]) and not any(counts):
                     data = await self.get("/ui/data")
                     taken = {each["name"]: each["blocks"] - each["blocks_free"] for each in data["workers"]}
@@ -96,7 +98,8 @@ class Living:
 
     def belongings(self):
         """Processes, files of the run directory, shared memory."""
-        children = sorted(" ".join(each.cmdline()[4:5]) for each in psutil.Process().children(recursive=True))
+        commands = [each.cmdline()[4:] for each in psutil.Process().children(recursive=True)]
+        children = sorted(next((word for word in command if word != "-"), "") for command in commands)
         files = sorted(path.name for path in self.folder.iterdir())
         return {"children": children, "files": files, "shm": shared_memory()}
 

@@ -95,7 +95,7 @@ def program(foreign: Foreign, folder: Path, admin_token: str) -> Program:
         return ready.is_file() and answers(settings.reached, settings.port, "/health", bool(settings.tls_key))[0] > 0
 
     arguments = (str(file), str(ready))
-    return Program("gateway", Turn.GATEWAY, "diptych.runtime.launch.foreign", arguments, serves, (ready,))
+    return Program("gateway", Turn.GATEWAY, "diptych.runtime.launch.foreign", arguments, serves, (ready,), spare=True)
 
 
 def _protocol(text: str) -> Protocol:

@@ -1,11 +1,14 @@
 """`python -m diptych.runtime.launch.child PARENT MODULE ARGUMENT...`: how every process of a fleet begins.
 
 It ends when the supervisor does, logs one way, and then is the module. Nothing secret is said on this command line.
+A spare (`-` before the module) loads what the module needs and waits: a line on its input makes it the module, an end ends it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -51,12 +54,26 @@ def log_as_told() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
+def _called(module: str) -> bool:
+    """Wait as a spare for the line that says it is needed."""
+    found = importlib.util.find_spec(module)
+    is_package = found is not None and found.submodule_search_locations is not None
+    loaded = f"{module}.__main__" if is_package else module
+    importlib.import_module(loaded)
+    del sys.modules[loaded]  # it is run anew, what it needs is there
+    return bool(sys.stdin.readline())
+
+
 def main(arguments: list[str]) -> int:
     """Become the module."""
     parent, module, *rest = arguments
     if not follow(int(parent)):
         return 1
     log_as_told()
+    if module == "-":
+        module, *rest = rest
+        if not _called(module):
+            return 0
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0

@@ -109,7 +109,7 @@ class Fleet:
         arguments = (str(file), str(ready))
         return Program(
             "gateway", Turn.GATEWAY, "diptych.runtime.gateway", arguments, lambda: self._serves(ready), (ready,),
-            more=self.environment,
+            more=self.environment, spare=True,
         )  # fmt: skip
 
     def _serves(self, ready: Path) -> bool:

@@ -29,7 +29,8 @@ class Turn(IntEnum):
 class Program:
     """`module` with `arguments`, as a process called `name`.
 
-    `serves` asks it, within about a second, whether it does its work; `leaves` are files that a killed one leaves behind.
+    `serves` asks it, within about a second, whether it does its work; `leaves` are files that a killed one leaves behind. One
+    with a `spare` has a second process that has loaded everything and takes over when the first ends: what there is one of.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Program:
     leaves: tuple[Path, ...] = ()
     threads: int = 1
     more: Mapping[str, str] = field(default_factory=dict)
+    spare: bool = False
 
     def environment(self) -> dict[str, str]:
         """What the process sees of ours: what it needs to run, and no secret that happens to be there."""

@@ -24,9 +24,10 @@ class Running:
         self.ended = asyncio.get_running_loop().create_task(process.wait())
 
     @classmethod
-    async def start(cls, program: Program, logs: Path) -> Running:
-        """Start it, in a session of its own: a terminal's Ctrl-C reaches the supervisor alone."""
-        program.clear()
+    async def start(cls, program: Program, logs: Path, spare: bool = False) -> Running:
+        """Start it, in a session of its own: a terminal's Ctrl-C reaches the supervisor alone. A spare waits to be called."""
+        if not spare:
+            program.clear()
         log = logs / f"{program.name}.log"
         with suppress(OSError):
             if log.stat().st_size > LONGEST_LOG:
@@ -34,14 +35,24 @@ class Running:
         with log.open("ab") as file:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "diptych.runtime.launch.child", str(os.getpid()), program.module, *program.arguments),
-                stdin=asyncio.subprocess.DEVNULL,
+                *("-m", "diptych.runtime.launch.child", str(os.getpid()), *(("-",) if spare else ())),
+                *(program.module, *program.arguments),
+                stdin=asyncio.subprocess.PIPE if spare else asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
                 env=program.environment(),
                 start_new_session=True,
             )
         return cls(program, process, log)
+
+    def call(self) -> bool:
+        """Make a spare the process; False when it has ended meanwhile."""
+        stdin = self.process.stdin
+        if self.ended.done() or stdin is None or stdin.is_closing():
+            return False
+        self.program.clear()
+        stdin.write(b"\n")
+        return True
 
     @property
     def code(self) -> int | None:

@@ -46,6 +46,7 @@ class Supervisor:
         self.running: dict[str, Running] = {}
         self.given_up: dict[str, str] = {}
         self.restarts = 0
+        self.spares: dict[str, Running] = {}
         self._expected: set[str] = set()  # that are being stopped on purpose
         self._keeping: dict[str, asyncio.Task[None]] = {}
         self._starting: set[asyncio.Task[Running]] = set()
@@ -68,6 +69,8 @@ class Supervisor:
             await self.stop(drain=0)
             raise
         for program in self.programs:
+            if program.spare:
+                await self._run(program, spare=True)
             self._keeping[program.name] = asyncio.get_running_loop().create_task(self._keep(program))
 
     async def _start(self, turn: Turn) -> None:
@@ -95,17 +98,26 @@ class Supervisor:
             for each in waiting.values():
                 each.cancel()
 
-    async def _run(self, program: Program) -> Running:
+    async def _run(self, program: Program, spare: bool = False) -> Running:
         """Start a process that is known to `stop` even when whoever wanted it is cancelled meanwhile."""
 
         async def run() -> Running:
-            self.running[program.name] = made = await Running.start(program, self.logs)
+            made = await Running.start(program, self.logs, spare)
+            (self.spares if spare else self.running)[program.name] = made
             return made
 
         task = asyncio.get_running_loop().create_task(run())
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
         return await asyncio.shield(task)
+
+    async def _again(self, program: Program) -> Running:
+        """The program's spare if it has one that is there, else a new process."""
+        spare = self.spares.pop(program.name, None)
+        if spare is None or not spare.call():
+            return await self._run(program)
+        self.running[program.name] = spare
+        return spare
 
     def _ending(self, name: str) -> str:
         return f"{name} {how(self.running[name].code)}{self._tails(name)}"
@@ -130,14 +142,16 @@ class Supervisor:
                 return self._give_up(program)
             recent = sum(loop.time() - each < patience.window for each in endings)
             pause = min(patience.pause * 2 ** (recent - 1), patience.longest_pause) * (0.5 + random.random())  # noqa: S311
+            pause = 0.0 if program.spare and recent == 1 else pause
             self.say(f"{program.name} {how(self.running[program.name].code)}; again in {pause:.1f} s")
             await asyncio.sleep(pause)
             if program.name in self._expected or self.running[program.name].code is None:
                 continue
             self.restarts += 1
-            again = await self._run(program)
-            if await again.serving():
+            if await (await self._again(program)).serving():
                 self.say(f"{program.name} is up again")
+            if program.spare and program.name not in self.spares:
+                await self._run(program, spare=True)
 
     def _give_up(self, program: Program) -> None:
         self.given_up[program.name] = why = self._ending(program.name)
@@ -209,6 +223,8 @@ class Supervisor:
         for task in self._keeping.values():
             task.cancel()
         await asyncio.gather(*self._keeping.values(), *self._starting, return_exceptions=True)
+        await asyncio.gather(*(each.stop(0) for each in self.spares.values()))
+        self.spares.clear()
         for turn in reversed(Turn):
             some = [each for each in self.running.values() if each.program.turn is turn]
             if drain is None and some and any(each.code is None for each in some):

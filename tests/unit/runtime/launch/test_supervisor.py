@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -17,31 +18,36 @@ from diptych.runtime.launch.supervisor import DidNotStart, Patience, Supervisor
 CHILD = """
 import os, signal, sys, time, logging
 from pathlib import Path
-mark, how = Path(sys.argv[1]), sys.argv[2]
-log = Path(sys.argv[3])
-def note(what):
-    with log.open("a") as file:
-        file.write(f"{what} {mark.name}\\n")
-def leave(*_):
-    if how == "stubborn":
-        return
-    note("end")
-    mark.unlink(missing_ok=True)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, leave)
-if how == "broken":
-    logging.error("the sky is falling")
-    sys.exit(3)
-note("start")
-mark.write_text(str(os.getpid()))
-if how == "brief":
-    time.sleep(0.05)
-    mark.unlink()
-    sys.exit(4)
-while True:
-    time.sleep(0.05)
+
+def main():
+    mark, how = Path(sys.argv[1]), sys.argv[2]
+    log = Path(sys.argv[3])
+    def note(what):
+        with log.open("a") as file:
+            file.write(f"{what} {mark.name}\\n")
+    def leave(*_):
+        if how == "stubborn":
+            return
+        note("end")
+        mark.unlink(missing_ok=True)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, leave)
+    if how == "broken":
+        logging.error("the sky is falling")
+        sys.exit(3)
+    note("start")
+    mark.write_text(str(os.getpid()))
+    if how == "brief":
+        time.sleep(0.05)
+        mark.unlink()
+        sys.exit(4)
+    while True:
+        time.sleep(0.05)
+
+if __name__ == "__main__":
+    main()
 """
-QUICK = Patience(start=20, drain=5, pause=0.01, longest_pause=0.02, crashes=3, window=60)
+QUICK = Patience(start=20, drain=5, pause=0.01, longest_pause=0.02, crashes=5, window=60)
 
 
 @pytest.fixture
@@ -101,6 +107,29 @@ def test_one_that_is_killed_is_started_again(tmp_path, child):
         assert supervisor.running["worker"].process.pid != before
         assert any(re.match(r"worker killed by SIGKILL; again in 0\.0 s", line) for line in said)
         await supervisor.stop()
+
+    asyncio.run(go())
+
+
+def test_a_spare_takes_over_and_there_is_another_one_then(tmp_path, child):
+    async def go():
+        plain = child("gateway", Turn.GATEWAY)
+        supervisor, said = supervised(tmp_path, [replace(plain, spare=True)])
+        await supervisor.start()
+        await until(lambda: "gateway" in supervisor.spares)
+        for _ in range(2):
+            spare = supervisor.spares["gateway"].process.pid
+            said.clear()
+            os.kill(supervisor.running["gateway"].process.pid, signal.SIGKILL)
+            await until(lambda: "gateway is up again" in said and "gateway" in supervisor.spares)
+            assert supervisor.running["gateway"].process.pid == spare
+        os.kill(supervisor.spares["gateway"].process.pid, signal.SIGKILL)
+        await supervisor.spares["gateway"].ended
+        said.clear()
+        os.kill(supervisor.running["gateway"].process.pid, signal.SIGKILL)
+        await until(lambda: "gateway is up again" in said)
+        await supervisor.stop()
+        assert not psutil.Process().children()
 
     asyncio.run(go())
 
