@@ -182,6 +182,17 @@ def test_a_reader_that_still_waits_keeps_the_lease(made) -> None:
     np.testing.assert_array_equal(decode.get(20, [4]), told)
 
 
+def test_a_prompt_may_be_asked_for_before_its_worker_knows_of_it(made) -> None:
+    prefill, decode = pair(made, Worker(32, "torch.float32"), Worker(32, "torch.float32"))
+    told = values(20)
+    prefill.put(told, [1])
+    decode.fetch(prefill, 20, [4])
+    time.sleep(0.2)
+    prefill.joint.keep(Keep(KEY, "p", (1,), 20))
+    assert not decode.wait(received="d").failed
+    np.testing.assert_array_equal(decode.get(20, [4]), told)
+
+
 def test_what_nobody_will_read_is_freed_at_once(made) -> None:
     prefill, decode = pair(made, Worker(32, "torch.float32", lease_s=60), Worker(32, "torch.float32"))
     prefill.joint.keep(Keep(KEY, "p", (1,), 20))

@@ -27,6 +27,8 @@ from diptych.serving.blocks import blocks_for
 
 AT_ONCE = 64
 """Blocks of a layer that are read at one time."""
+SETTLE_S = 2.0
+"""How long a prompt may be asked for before this worker has heard of it."""
 
 
 class Leaving:
@@ -38,6 +40,7 @@ class Leaving:
         if refused:
             joint.log(f"prompts are sent as they are kept: {refused}")
         self.kept: dict[Key, tuple[Keep, int]] = {}
+        self._newest = -1
         self._out: dict[Key, Outgoing] = {}
         self._dying: dict[Key, tuple[Outgoing, int]] = {}
 
@@ -65,24 +68,38 @@ class Leaving:
 
     def keep(self, job: Keep) -> None:
         """A prompt is computed, or still waited for: its lease begins."""
+        self._newest = max(self._newest, job.key[1])
         self.kept[job.key] = (job, self.joint.now() + int(self.joint.settings.lease_s * 1000))
 
     def rung(self, question: Ring) -> Told:
-        """On the doorbell's thread: have it answered on the joint's."""
-        answered, box = threading.Event(), [Told("fault")]
+        """On the doorbell's thread: have it answered on the joint's.
+
+        vLLM gives prefill's answer away before its workers hear of the prompt, so that decode may ask too early.
+        """
+        end = time.monotonic() + SETTLE_S
+        while (told := self._asked(question)) is None:
+            if time.monotonic() > end:
+                return Told("unknown reservation: no such prompt was computed here")
+            time.sleep(0.01)
+        return told
+
+    def _asked(self, question: Ring) -> Told | None:
+        answered, box = threading.Event(), list[Told | None]()
 
         def answer() -> None:
-            box[0] = self._answer(question)
+            box.append(self._answer(question))
             answered.set()
 
         self.joint.events.put(answer)
-        return box[0] if answered.wait(5.0) else Told("draining")
+        return box[0] if answered.wait(SETTLE_S) else Told("draining")
 
-    def _answer(self, question: Ring) -> Told:
+    def _answer(self, question: Ring) -> Told | None:
+        """None: this epoch has not begun here yet. Epochs begin in order."""
         key = (question.id, question.epoch)
         standing = self.kept.get(key)
         if standing is None:
-            return Told("stale epoch: this prompt is not kept here, or no longer")
+            told = Told("stale epoch: this prompt is not kept here, or no longer")
+            return told if question.epoch <= self._newest else None
         job, _ = standing
         if question.deed == "keep":
             self.keep(job)
