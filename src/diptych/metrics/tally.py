@@ -29,7 +29,11 @@ class Tally:
         self.parts = {name: Binned() for name in STAGES}
         self.within = [0] * len(self.slo.objectives)
         self.crowd = Crowd()
-        self.prompts, self.longest, self.context = Binned(), 0, 0.0  # tokens: prompts, the longest request, Σ(isl + osl/2)
+        self.prompts, self.longest, self.context = (
+            Binned(),
+            0,
+            0.0,
+        )  # tokens: prompts, the longest request, Σ(isl + osl/2)
 
     def add(self, requests: RequestColumns) -> None:
         """A block of requests."""
