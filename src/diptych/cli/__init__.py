@@ -26,6 +26,7 @@ VERBS = (
     "serve",
     "top",
     "status",
+    "watch",
     "kvstore",
     "quality",
     "workload",
