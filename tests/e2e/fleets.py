@@ -14,7 +14,7 @@ import aiohttp
 import psutil
 
 from diptych.runtime.engines.toy import ToyModel
-from diptych.runtime.gateway.settings import Endpoint, Settings
+from diptych.runtime.gateway.settings import Endpoint, Limits, Settings
 from diptych.runtime.launch.fleet import Fleet, Pool
 from diptych.runtime.launch.program import Turn
 from diptych.runtime.launch.run_dir import new_token, run_directory
@@ -32,12 +32,22 @@ def free_port():
 
 
 def toy_fleet(
-    ownership="push", *, prefill=2, decode=2, step=0.03, blocks=192, store=4 << 20, environment=None, pools=None, **more
+    ownership="push",
+    *,
+    prefill=2,
+    decode=2,
+    step=0.03,
+    blocks=192,
+    store=4 << 20,
+    environment=None,
+    pools=None,
+    limits=None,
+    **more,
 ):
     """Fast leases; few blocks, so that tiers are used; a pace at which a fault finds something under way."""
     engine = Toy(blocks=blocks, prefill_token_s=0.0005, decode_step_s=step)
     settings = Settings(model="toy", workers=(Endpoint("none", "decode", "unix:/none"),), port=free_port(),
-                        ownership=ownership, lease_seconds=LEASE, **more)  # fmt: skip
+                        ownership=ownership, lease_seconds=LEASE, limits=Limits(**(limits or {})), **more)  # fmt: skip
     tiers = (TierConfig("dram", 64 << 10),) if store else ()
     pools = pools or (Pool("prefill", prefill, engine), Pool("decode", decode, engine))
     return Fleet(pools, settings, tiers, store, limits=LimitsConfig(wait_ms=3000, stall_ms=300), drain=5.0,
