@@ -135,7 +135,11 @@ class Process:
         half = self.halves.get(key)
         if half is None:
             return
-        blocks = self.take(self.world.size(half["tokens"]))
+        size = self.world.size(half["tokens"])
+        if size > self.world.blocks:
+            self.too_large(key, half)
+            return
+        blocks = self.take(size)
         if blocks is None:
             self.world.later(self, 30, lambda: self.compute(key, then))
             return
@@ -148,6 +152,14 @@ class Process:
                 then()
 
         self.world.later(self, self.world.rng.randrange(5, 60), done)
+
+    def too_large(self, key: tuple[bytes, int], half: dict[str, Any]) -> None:
+        """It would not fit if everything else were gone: waiting for room would be for ever."""
+        del self.halves[key]
+        if half["half"] == "prefill":
+            self.carry(self.source.failed(*key, self.world.now))
+        else:
+            self.world.to_gateway(self, ("failed", *key, "too large", False, 0))
 
     def produced(self, key: tuple[bytes, int]) -> None:
         half = self.halves.get(key)
