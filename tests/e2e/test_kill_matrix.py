@@ -89,7 +89,9 @@ class Struck:
         self.fault = time.monotonic()
         if not self.cell.is_own:
             pid = self.living.pid(self._victim())
-            os.kill(pid, signal.SIGKILL if self.cell.how == "kill" else signal.SIGSTOP)
+            struck = self.living.supervisor.running[self._victim()]
+            assert struck.code is None, f"{self.cell}: {self._victim()} had ended before it was struck"
+            struck.signal(signal.SIGKILL if self.cell.how == "kill" else signal.SIGSTOP)
             self.file("go").write_text("")
         if self.cell.how == "stop":
             await asyncio.sleep(PAUSE)
