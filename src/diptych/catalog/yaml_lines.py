@@ -11,9 +11,20 @@ import yaml
 from diptych.errors import Finding, InvalidCatalog
 
 MAX_BYTES = 2**20
-MAX_DEPTH = 24
-MAX_ALIASES = 64
-MAX_NODES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The most that one text may have of what costs memory or stack, before anything is built from it."""
+
+    depth: int
+    aliases: int
+    nodes: int
+    documents: int
+
+
+CATALOG = Bounds(depth=24, aliases=64, nodes=100_000, documents=100_000)  # a second document is refused when it is read
+_EXPECTED = "a plain catalog file"
 
 _SCALARS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp"))
 
@@ -55,7 +66,9 @@ def read_yaml(path: Path, findings: list[Finding]) -> Node | None:
             findings.append(Finding(str(path), f"{size:,} bytes", f"at most {MAX_BYTES:,}"))
             return None
         text = path.read_text(encoding="utf-8-sig")
-        _scan(text, str(path))
+        if too_much := excess(text, str(path), CATALOG, _EXPECTED):
+            findings.append(too_much)
+            return None
         root = yaml.compose(text, Loader=yaml.CSafeLoader)
         return Node({}, f"{path}:1") if root is None else _Builder(str(path), findings).build(root)
     except OSError as error:
@@ -72,28 +85,26 @@ def read_yaml(path: Path, findings: list[Finding]) -> Node | None:
     return None
 
 
-def _scan(text: str, path: str) -> None:
-    depth = aliases = 0
+def excess(text: str, name: str, bounds: Bounds, expected: str) -> Finding | None:
+    """What a text has more of than `bounds` allows, counted event by event; None when it may be built. Raises YAMLError."""
+    depth = aliases = documents = 0
     for nodes, event in enumerate(yaml.parse(text, Loader=yaml.CSafeLoader)):
-        if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
+        if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             depth += 1
-        elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             depth -= 1
-        elif isinstance(event, yaml.AliasEvent):
-            aliases += 1
+        aliases += isinstance(event, yaml.AliasEvent)
+        documents += isinstance(event, yaml.DocumentStartEvent)
         for value, limit, what in (
-            (depth, MAX_DEPTH, "levels deep"),
-            (aliases, MAX_ALIASES, "aliases"),
-            (nodes, MAX_NODES, "values"),
+            (depth, bounds.depth, "levels deep"),
+            (aliases, bounds.aliases, "aliases"),
+            (nodes, bounds.nodes, "values"),
+            (documents, bounds.documents, "documents"),
         ):
             if value > limit:
-                raise InvalidCatalog(
-                    Finding(f"{path}{_line(event)}", f"more than {limit:,} {what}", "a plain catalog file")
-                )
-
-
-def _line(event: yaml.Event) -> str:
-    return f":{event.start_mark.line + 1}" if event.start_mark else ""
+                line = f":{event.start_mark.line + 1}" if event.start_mark else ""
+                return Finding(f"{name}{line}", f"more than {limit:,} {what}", expected)
+    return None
 
 
 class _Builder:
@@ -105,10 +116,8 @@ class _Builder:
     def build(self, node: yaml.Node, depth: int = 0) -> Node:
         self.built += 1
         where = f"{self.path}:{node.start_mark.line + 1}"
-        if self.built > MAX_NODES or depth > MAX_DEPTH:
-            raise InvalidCatalog(
-                Finding(where, f"aliases unfold to more than {MAX_NODES:,} values", "a plain catalog file")
-            )
+        if self.built > CATALOG.nodes or depth > CATALOG.depth:
+            raise InvalidCatalog(Finding(where, f"aliases unfold to more than {CATALOG.nodes:,} values", _EXPECTED))
         if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
             self.findings.append(Finding(where, f"tag {node.tag} is not read", "a plain list or mapping"))
         if isinstance(node, yaml.MappingNode):

@@ -12,13 +12,12 @@ from typing import Any
 
 import yaml
 
+from diptych.catalog.yaml_lines import Bounds, excess
+from diptych.catalog.yaml_lines import Node as Placed
 from diptych.errors import Finding, InvalidInput
 
 MAX_BYTES = 4 * 2**20
-MAX_DEPTH = 48
-MAX_ALIASES = 256
-MAX_NODES = 200_000
-MAX_DOCUMENTS = 256
+MANIFEST = Bounds(depth=48, aliases=256, nodes=200_000, documents=256)
 MAX_NUMBER = 64
 
 _SCALARS = frozenset(
@@ -32,23 +31,11 @@ _PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """A value and its place, 'name:line': a dict of nodes, a list of them, or a plain value.
+class Node(Placed):
+    """A value and its place, 'name:line', and what lies under it.
 
     A text of several lines (`|`, `>`) has the place of its first line.
     """
-
-    value: Any
-    where: str
-
-    @property
-    def plain(self) -> Any:
-        """The value without places."""
-        if isinstance(self.value, dict):
-            return {key: node.plain for key, node in self.value.items()}
-        if isinstance(self.value, list):
-            return [node.plain for node in self.value]
-        return self.value
 
     def get(self, *path: str | int) -> Node | None:
         """What lies under a path of keys and positions; None where there is nothing, or a null."""
@@ -117,7 +104,8 @@ def load_text(text: str, name: str) -> list[Node]:
     if text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
         text = _PAIR.sub(_joined, text)
     try:
-        _scan(text, name)
+        if too_much := excess(text, name, MANIFEST, _EXPECTED):
+            raise InvalidInput(too_much)
         roots = list(yaml.compose_all(text, Loader=yaml.CSafeLoader))
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
@@ -149,27 +137,6 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def _scan(text: str, name: str) -> None:
-    """Count levels, aliases, values and documents event by event, before anything is built."""
-    depth = aliases = documents = 0
-    for nodes, event in enumerate(yaml.parse(text, Loader=yaml.CSafeLoader)):
-        if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
-            depth -= 1
-        aliases += isinstance(event, yaml.AliasEvent)
-        documents += isinstance(event, yaml.DocumentStartEvent)
-        for value, limit, what in (
-            (depth, MAX_DEPTH, "levels deep"),
-            (aliases, MAX_ALIASES, "aliases"),
-            (nodes, MAX_NODES, "values"),
-            (documents, MAX_DOCUMENTS, "documents"),
-        ):
-            if value > limit:
-                line = f":{event.start_mark.line + 1}" if event.start_mark else ""
-                raise InvalidInput(Finding(f"{name}{line}", f"more than {limit:,} {what}", _EXPECTED))
-
-
 class _Builder:
     """Turns YAML nodes into `Node`s. What an alias repeats is built, and counted, each time."""
 
@@ -181,8 +148,8 @@ class _Builder:
     def build(self, node: yaml.Node, depth: int = 0) -> Node:
         self.built += 1
         where = self._place(node)
-        if self.built > MAX_NODES or depth > MAX_DEPTH:
-            what = f"{MAX_NODES:,} values" if depth <= MAX_DEPTH else f"{MAX_DEPTH} levels"
+        if self.built > MANIFEST.nodes or depth > MANIFEST.depth:
+            what = f"{MANIFEST.nodes:,} values" if depth <= MANIFEST.depth else f"{MANIFEST.depth} levels"
             raise InvalidInput(Finding(where, f"aliases unfold to more than {what}", _EXPECTED))
         if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
             self.findings.append(Finding(where, f"tag {_short(node.tag)} is not read", "a plain list or mapping"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diptych.deploy.safe_yaml import MAX_BYTES, MAX_DEPTH, MAX_DOCUMENTS, Node, load_below, load_text, read_text
+from diptych.deploy.safe_yaml import MANIFEST, MAX_BYTES, Node, load_below, load_text, read_text
 from diptych.errors import InvalidInput
 
 
@@ -104,13 +105,13 @@ HOSTILE = {
     "merged into itself": ("a: &a {<<: *a}", "aliases unfold to more than 48 levels"),
     "aliases": ("a: &a 1\nb: [" + "*a, " * 300 + "]", "f.yaml:2: more than 256 aliases"),
     "brackets": ("[" * 100_000, "not YAML"),
-    "braces": ("{a: " * (MAX_DEPTH + 1) + "}" * (MAX_DEPTH + 1), f"more than {MAX_DEPTH} levels deep"),
+    "braces": ("{a: " * (MANIFEST.depth + 1) + "}" * (MANIFEST.depth + 1), f"more than {MANIFEST.depth} levels deep"),
     "indents": (
         "\n".join(" " * level + "a:" for level in range(500)),
-        f"f.yaml:{MAX_DEPTH + 1}: more than {MAX_DEPTH}",
+        f"f.yaml:{MANIFEST.depth + 1}: more than {MANIFEST.depth}",
     ),
     "values": ("- x\n" * 250_000, "more than 200,000 values"),
-    "documents": ("---\na: 1\n" * (MAX_DOCUMENTS + 1), f"more than {MAX_DOCUMENTS} documents"),
+    "documents": ("---\na: 1\n" * (MANIFEST.documents + 1), f"more than {MANIFEST.documents} documents"),
     "characters": ("a: " + "x" * MAX_BYTES, f"at most {MAX_BYTES:,}"),
     "an object": (
         "!!python/object/apply:os.system ['id']",
@@ -143,7 +144,7 @@ def test_what_is_hostile_or_broken_is_a_short_sentence_with_its_place(name: str)
 
 def test_a_bomb_takes_no_more_memory_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """What unfolds is counted while it unfolds: a tenth of the bound is a tenth of the memory."""
-    monkeypatch.setattr("diptych.deploy.safe_yaml.MAX_NODES", 20_000)
+    monkeypatch.setattr("diptych.deploy.safe_yaml.MANIFEST", replace(MANIFEST, nodes=20_000))
     tracemalloc.start()
     refused(LAUGHS)
     refused(MERGES)
