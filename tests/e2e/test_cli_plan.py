@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from diptych.cli import main
 from diptych.planner.plan import Plan, json_schema
 
 SLO = "ttft_p90<2s, tpot_p90<50ms"
@@ -162,20 +161,6 @@ VALUED = ("model", "workload", "slo", "prices", "rate", "budget", "inventory", "
           "interconnect", "placement", "wire", "ownership", "overlap", "engine", "provider", "region", "prefill-precision",
           "prefill-weights", "decode-kv", "decode-parallelism", "columns", "cache-tokens")  # fmt: skip
 BAD += [((f"--{name}", blank), [f"--{name}: is empty"]) for name in VALUED for blank in ("", "  ")]
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """The command inside this process, for the many mistakes: exit code, stdout, stderr."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["diptych", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        told = capsys.readouterr()
-        return int(stop.value.code or 0), told.out, " ".join(told.err.split())
-
-    return call
 
 
 @pytest.mark.parametrize(("flags", "expected"), BAD, ids=[" ".join(flags) for flags, _ in BAD])

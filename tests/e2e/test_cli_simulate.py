@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from diptych.cli import main
 from diptych.planner.simulated import Simulated
 
 PAIR = "2xH100:usd=4 -> 2xH20:tp2:usd=3, kv=fp8, link=rdma-400g, push"
@@ -28,20 +27,6 @@ def diptych(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     return subprocess.run(
         [sys.executable, "-m", "diptych", *words], capture_output=True, text=True, timeout=240, cwd=cwd, env=env
     )
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    """The command inside this process: exit code, stdout, stderr."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["diptych", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        told = capsys.readouterr()
-        return int(stop.value.code or 0), told.out, " ".join(told.err.split())
-
-    return call
 
 
 @pytest.fixture(scope="module")

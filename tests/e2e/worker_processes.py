@@ -12,13 +12,14 @@ from pathlib import Path
 
 from diptych.runtime import messages
 from diptych.runtime.engines.toy import ToyModel
-from diptych.runtime.messages import Ask, Ended, Failed, Load, Params, Submit, Tokens
+from diptych.runtime.messages import Params, Submit
+from worker_ear import Ear
 
 MODEL = ToyModel(layers=3)
 TOY = {"kind": "toy", "layers": 3, "blocks": 256, "block_tokens": 4}
 
 
-class WorkerProcess:
+class WorkerProcess(Ear):
     """One worker in a process of its own, and everything that it has said. Ended by `close`, whatever happened."""
 
     def __init__(self, folder: Path, name: str, role: str, *, toy=None, environ=None, **config):
@@ -93,49 +94,8 @@ class WorkerProcess:
                 self.heard.wait(left)
             return answer
 
-    def end_of(self, request, epoch=1):
-        return self.wait(
-            lambda said: next(
-                (
-                    each
-                    for each in said
-                    if isinstance(each, Ended | Failed) and (each.request, each.epoch) == (request, epoch)
-                ),
-                None,
-            )
-        )
-
-    def tokens_of(self, request, epoch=1):
-        found = {}
-        for each in list(self.said):
-            if isinstance(each, Tokens) and (each.request, each.epoch) == (request, epoch):
-                for place, token in enumerate(each.tokens, each.index):
-                    assert found.setdefault(place, token.token) == token.token
-        assert sorted(found) == list(range(min(found, default=0), min(found, default=0) + len(found)))
-        return [found[place] for place in sorted(found)]
-
-    def load(self):
-        count = len(self.said)
-        self.tell(Ask())
-        return self.wait(lambda said: next((each for each in said[count:] if isinstance(each, Load)), None))
-
     def at_rest(self, seconds=15.0):
-        end = time.monotonic() + seconds
-        while True:
-            load = self.load()
-            counts = (
-                load.queued,
-                load.running,
-                load.handing,
-                load.reservations,
-                load.pins,
-                load.leases,
-                load.transfers,
-            )
-            if not any(counts) and load.blocks_free == load.blocks:
-                return load
-            assert time.monotonic() < end, load
-            time.sleep(0.02)
+        return super().at_rest(seconds)
 
     def close(self):
         """SIGKILL if it is still there."""

@@ -6,18 +6,19 @@ import threading
 import time
 
 from diptych.runtime.engines.toy import Pace, ToyEngine, ToyModel
-from diptych.runtime.messages import Ask, Cancel, Ended, Failed, Load, Params, Submit, Tokens
+from diptych.runtime.messages import Cancel, Ended, Failed, Load, Params, Submit, Tokens
 from diptych.runtime.peer.address import Address
 from diptych.runtime.worker.core import Command, Core, Setup, Stop
 from diptych.runtime.worker.handoffs import Limits
 from diptych.serving.batching import BatchRules
+from worker_ear import Ear
 
 MODEL = ToyModel(layers=3)
 RULES, LIMITS = BatchRules(budget=64, sequences=64), Limits()
 ROUTE = 1
 
 
-class Worker:
+class Worker(Ear):
     """A core on its thread, and everything that it has said."""
 
     def __init__(
@@ -60,55 +61,13 @@ class Worker:
                 self.heard.wait(left)
             return answer
 
-    def end_of(self, request, epoch=1):
-        """The last word on a request: `Ended` or `Failed`."""
-        return self.wait(
-            lambda said: next(
-                (
-                    each
-                    for each in said
-                    if isinstance(each, Ended | Failed) and (each.request, each.epoch) == (request, epoch)
-                ),
-                None,
-            )
-        )
-
-    def tokens_of(self, request, epoch=1):
-        """Tokens by place; a place said twice must be the same."""
-        found = {}
-        for each in self.said:
-            if isinstance(each, Tokens) and (each.request, each.epoch) == (request, epoch):
-                for place, token in enumerate(each.tokens, each.index):
-                    assert found.setdefault(place, token.token) == token.token
-        assert sorted(found) == list(range(min(found, default=0), min(found, default=0) + len(found)))
-        return [found[place] for place in sorted(found)]
-
-    def load(self):
-        count = len(self.said)
-        self.tell(Ask())
-        return self.wait(lambda said: next((each for each in said[count:] if isinstance(each, Load)), None))
-
     def at_rest(self, seconds=10.0):
         """Until nothing is held; every block is free or cached."""
-        end = time.monotonic() + seconds
-        while True:
-            load = self.load()
-            counts = (
-                load.queued,
-                load.running,
-                load.handing,
-                load.reservations,
-                load.pins,
-                load.leases,
-                load.transfers,
-            )
-            if not any(counts) and load.blocks_free == load.blocks:
-                stepper = self.core.stepper
-                cached = len(stepper.pool.cache.idle) if stepper.pool.cache else 0
-                assert len(stepper.blocks.free) + cached == load.blocks
-                return load
-            assert time.monotonic() < end, load
-            time.sleep(0.01)
+        load = super().at_rest(seconds)
+        stepper = self.core.stepper
+        cached = len(stepper.pool.cache.idle) if stepper.pool.cache else 0
+        assert len(stepper.blocks.free) + cached == load.blocks
+        return load
 
     def stop(self):
         self.core.tell(Stop())
