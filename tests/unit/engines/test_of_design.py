@@ -5,10 +5,10 @@ import pytest
 from diptych.catalog.catalog import Catalog
 from diptych.design.axes import Role
 from diptych.design.text import parse_design
-from diptych.engines.backends import shared_backend
+from diptych.engines.backends import backends, shared_backend
 from diptych.engines.engine import Engine, Launcher
 from diptych.engines.handling import refusals
-from diptych.engines.of_design import How, deployment_of, needs_checkpoint
+from diptych.engines.of_design import BLOCK, How, deployment_of, needs_checkpoint
 
 CATALOG = Catalog.load()
 MODEL = CATALOG.model("Qwen3-32B")
@@ -125,3 +125,9 @@ def test_two_generations_share_a_backend(names, kv, model, backend):
 def test_vendors_without_a_common_backend_have_none():
     sides = [(CATALOG.accelerator("H100"), "bf16"), (CATALOG.accelerator("Gaudi3"), "bf16")]
     assert shared_backend(MODEL, *sides) is None
+
+
+def test_the_block_that_is_written_suits_every_backend():
+    multiples = {backend.block for attention in ("gqa", "mla") for backend in backends(attention)}
+    assert multiples
+    assert all(BLOCK % multiple == 0 for multiple in multiples)

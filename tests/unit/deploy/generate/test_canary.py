@@ -2,12 +2,15 @@
 
 import http.server
 import json
+import runpy
 import subprocess
 import sys
 import threading
 from importlib.resources import files
 
 import pytest
+
+from diptych.runtime.remote.canary import COUNTERS
 
 SCRIPT = str(files("diptych.deploy.generate") / "canary.py")
 
@@ -99,3 +102,9 @@ def test_only_http_addresses_are_asked():
     shown = canary(Fleet("vllm", moves=512), "--alone", "file:///etc/passwd")
     assert shown.returncode == 1
     assert "not an http address" in shown.stderr
+
+
+def test_the_script_counts_what_the_gateway_counts():
+    """The script stands alone on an operator's machine, so its patterns are written there once more, and must be the same."""
+    said = runpy.run_path(SCRIPT)["COUNTERS"]
+    assert said == {engine: pattern.pattern for engine, pattern in COUNTERS.items()}
