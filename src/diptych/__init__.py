@@ -21,7 +21,7 @@ if _typing.TYPE_CHECKING:
     from diptych.errors import DiptychError, InvalidInput, NoFeasibleDesign
     from diptych.metrics.slo import SLO
     from diptych.perf.roofline import default_perf
-    from diptych.planner.ask import Pins
+    from diptych.planner.pins import Pins
     from diptych.planner.plan import Plan
     from diptych.planner.planning import plan
     from diptych.workload import load_workload

@@ -15,7 +15,8 @@ from diptych.catalog.interconnect import Link, LinkKind
 from diptych.catalog.model import Attention, LayerGroup, Mlp, Model
 from diptych.catalog.offer import Offer, PriceBook
 from diptych.metrics.slo import SLO
-from diptych.planner.ask import Ask, Pins, ask
+from diptych.planner.ask import Ask, ask
+from diptych.planner.pins import Pins
 from diptych.workload.lengths import Lengths
 from diptych.workload.profile import RateProfile, profile_of
 from diptych.workload.workload import Arrivals, Workload

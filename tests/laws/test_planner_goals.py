@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from small_spaces import Draw, draws, question
 
 from diptych.planner.budget import STEP, most_goodput
+from diptych.planner.found import Found
 from diptych.planner.goodput import fleet_of
 from diptych.planner.mixed import Columns, Mixture
 from diptych.planner.plan import Answer
 from diptych.planner.planning import Search
-from diptych.planner.search import Found
 
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 

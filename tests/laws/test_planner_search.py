@@ -11,8 +11,8 @@ from small_spaces import Draw, draws, question
 
 from diptych.planner.ask import Ask
 from diptych.planner.brute_force import brute_force
+from diptych.planner.found import Found
 from diptych.planner.planning import Search
-from diptych.planner.search import Found
 
 MOST = 5
 FEW = settings(

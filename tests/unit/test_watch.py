@@ -12,7 +12,7 @@ import pytest
 from diptych.cli import main, watch
 from diptych.cli.watch import counts_of, judge, measured, pins_of, sentence, workload_of
 from diptych.errors import InvalidInput, NoFeasibleDesign, Unsupported
-from diptych.planner.ask import Pins
+from diptych.planner.pins import Pins
 from diptych.planner.planning import plan as make_plan
 
 SLO = "ttft_p90<2s, tpot_p90<50ms"

@@ -17,8 +17,9 @@ from diptych.catalog.model import Model
 from diptych.errors import Finding, InvalidInput, did_you_mean
 from diptych.metrics.slo import SLO
 from diptych.perf.model import PerfModel
-from diptych.planner.ask import Pins, ask
+from diptych.planner.ask import ask
 from diptych.planner.demand import Asked, Demand, demand
+from diptych.planner.pins import Pins
 from diptych.report.folder import refusal
 from diptych.units import parse_count, parse_usd_per_hour
 from diptych.workload.formats import parse_columns

@@ -21,7 +21,7 @@ from rich.table import Table
 from diptych.catalog.catalog import Catalog
 from diptych.cli.output import err, out, print_json, progress
 from diptych.errors import Finding, InvalidInput, NoFeasibleDesign, Unsupported
-from diptych.planner.ask import Pins
+from diptych.planner.pins import Pins
 from diptych.planner.plan import Option, Plan
 from diptych.planner.planning import plan as make_plan
 from diptych.units import format_seconds, format_usd, parse_seconds

@@ -9,13 +9,13 @@ import numpy as np
 from diptych.design.axes import Role
 from diptych.design.boundary import Placement
 from diptych.planner.ask import Ask
+from diptych.planner.found import Pooled
 from diptych.planner.goodput import Fleet, fleet_of, most, stage_keeps
 from diptych.planner.handed import boundary_plan
 from diptych.planner.meeting import Sized
 from diptych.planner.plan import BoundaryPlan, Latency, Option, PoolPlan, Trust
 from diptych.planner.rented import Held, bills, pool_plan, power, short, sized_member, summed
 from diptych.planner.rushes import PROMPTS
-from diptych.planner.search import Pooled
 from diptych.planner.stages import answer_seconds
 from diptych.planner.trust import decode_trust, prefill_trust, tpot_floor, ttft_floor, worse
 from diptych.planner.ways import PERCENTILES, Seen, Way, seen

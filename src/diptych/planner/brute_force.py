@@ -20,9 +20,10 @@ from diptych.perf.transfer import path
 from diptych.planner.ask import Ask
 from diptych.planner.boundaries import BoundaryAxes, pair_of
 from diptych.planner.enumerate import Candidate, RoleSpace
+from diptych.planner.found import Found, Pooled
 from diptych.planner.meeting import Meeting, Sized
-from diptych.planner.search import Found, Pooled, Tables
 from diptych.planner.stages import kept
+from diptych.planner.tables import Tables
 
 
 def brute_force(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from diptych.planner.found import Found, Pooled
 from diptych.planner.goodput import fleet_of
 from diptych.planner.meeting import Sized
 from diptych.planner.plan import Answer
-from diptych.planner.search import Found, Pooled
 
 STEP = 1e-3
 Searching = Callable[[float, float, frozenset[Answer]], Found]

@@ -23,13 +23,13 @@ from diptych.planner.ask import Ask
 from diptych.planner.assemble import busiest, make_option
 from diptych.planner.delay import Delay, no_wait
 from diptych.planner.enumerate import Candidate
+from diptych.planner.found import Found
 from diptych.planner.goodput import Fleet, most
 from diptych.planner.handed import boundary_plan
 from diptych.planner.meeting import FULL, Meeting, Sized
 from diptych.planner.plan import Latency, MemberPlan, Option, PoolPlan, Trust
 from diptych.planner.rented import Held, member_plan, pool_plan, power, short
 from diptych.planner.rushes import PROMPTS
-from diptych.planner.search import Found
 from diptych.planner.size import MOST_WORKERS, fewest, fluid
 from diptych.planner.stages import (
     ColocatedStage,

@@ -31,7 +31,8 @@ from diptych.design.constraints import (
 from diptych.design.ruling import Setting, Violation, WorkerRule
 from diptych.design.worker_rules import live_kv_is_in_hbm, pinned_engine_executes_precision
 from diptych.perf.memory import kv_capacity, memory_plan
-from diptych.planner.ask import Ask, RolePins
+from diptych.planner.ask import Ask
+from diptych.planner.pins import RolePins
 
 WEIGHTS = (Dtype.BF16, Dtype.FP16, Dtype.FP8, Dtype.INT8, Dtype.FP4, Dtype.INT4)
 ACTIVATIONS = (Dtype.BF16, Dtype.FP16, Dtype.FP8, Dtype.INT8, Dtype.FP4)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from diptych.planner.found import Pooled
 from diptych.planner.meeting import Sized
-from diptych.planner.search import Pooled
 from diptych.planner.stages import DecodeStage, Margins, PrefillStage, kept
 
 

@@ -30,8 +30,8 @@ from diptych.planner.boundaries import Boundaries
 from diptych.planner.enumerate import Candidate, RoleSpace
 from diptych.planner.goodput import most, stage_keeps
 from diptych.planner.meeting import Meeting
-from diptych.planner.search import Tables
 from diptych.planner.stages import Margins, kept
+from diptych.planner.tables import Tables
 
 NEGLIGIBLE = 1e-6
 """Requests/s below which a worker is not worth its place."""

@@ -20,7 +20,7 @@ from diptych.errors import NoFeasibleDesign
 from diptych.metrics.slo import SLO
 from diptych.perf.model import PerfModel
 from diptych.perf.roofline import default_perf
-from diptych.planner.ask import Ask, Pins, ask
+from diptych.planner.ask import Ask, ask
 from diptych.planner.assemble import busiest, option
 from diptych.planner.assemble_mixed import mixed_option
 from diptych.planner.boundaries import Boundaries
@@ -29,16 +29,19 @@ from diptych.planner.checklist import checklist
 from diptych.planner.conditional import conditional_options
 from diptych.planner.demand import Demand
 from diptych.planner.enumerate import RoleSpace, role_spaces, setting_of
+from diptych.planner.found import Found, Pooled
 from diptych.planner.goodput import most
 from diptych.planner.meeting import Sized
 from diptych.planner.mixed import Columns
 from diptych.planner.pareto import pareto
+from diptych.planner.pins import Pins
 from diptych.planner.plan import Alternative, Answer, Flip, Goal, Option, Plan, PoolPlan, Question, WorkloadSummary
 from diptych.planner.refuse import below_floor, beyond_budget, refuse
 from diptych.planner.rushes import Sizing
-from diptych.planner.search import Found, Pooled, Tables, search
+from diptych.planner.search import search
 from diptych.planner.sensitivity import Finalists, sensitivity
 from diptych.planner.space import space_of
+from diptych.planner.tables import Tables
 from diptych.planner.verdict import answer_of, preference, ruling, simplest_equal, verdict, why_not
 from diptych.planner.verify import Checking, verified_fleets, verified_option
 from diptych.units import format_bytes

@@ -24,8 +24,8 @@ from diptych.perf.memory import fit_problem, memory_plan
 from diptych.planner.ask import Ask
 from diptych.planner.boundaries import Boundaries
 from diptych.planner.enumerate import Dropped, RoleSpace, setting_of
-from diptych.planner.search import Tables
 from diptych.planner.space import PairCounts
+from diptych.planner.tables import Tables
 from diptych.units import format_bytes, format_seconds, format_usd
 
 

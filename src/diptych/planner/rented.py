@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from diptych.design.axes import Role, Worker
 from diptych.perf.memory import memory_plan
-from diptych.planner.ask import OWNED
 from diptych.planner.enumerate import Candidate
+from diptych.planner.found import Pooled
 from diptych.planner.meeting import Sized
+from diptych.planner.offers import OWNED
 from diptych.planner.plan import MemberPlan, PoolPlan, Trust
-from diptych.planner.search import Pooled
 
 
 @dataclass(frozen=True, slots=True)

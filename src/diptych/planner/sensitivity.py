@@ -19,8 +19,10 @@ from diptych.design.axes import Role
 from diptych.planner.ask import Ask
 from diptych.planner.boundaries import Boundaries
 from diptych.planner.enumerate import Candidate, RoleSpace
+from diptych.planner.found import Found
 from diptych.planner.plan import Flip
-from diptych.planner.search import Found, Tables, search
+from diptych.planner.search import search
+from diptych.planner.tables import Tables
 from diptych.workload.lengths import Lengths
 
 HALVINGS = 5

@@ -22,8 +22,9 @@ from diptych.design.ruling import Pair, PairRule, Setting, Violation
 from diptych.planner.ask import Ask
 from diptych.planner.boundaries import Boundaries, pair_of
 from diptych.planner.enumerate import BATCH_LIMITS, Candidate, Dropped, RoleSpace
+from diptych.planner.found import Found
 from diptych.planner.plan import RuleCount, Space
-from diptych.planner.search import Found, Tables
+from diptych.planner.tables import Tables
 
 Counts = NDArray[np.float64]
 

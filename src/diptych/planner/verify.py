@@ -20,10 +20,10 @@ from diptych.planner.ask import Ask
 from diptych.planner.assemble import option
 from diptych.planner.demand import Demand
 from diptych.planner.fleet import fleet_of_option
+from diptych.planner.found import Found, Pooled
 from diptych.planner.judge import Judged, judge
 from diptych.planner.meeting import Sized
 from diptych.planner.plan import Checked, Fate, Latency, Option, Percentiles, PromiseChecked, Verification
-from diptych.planner.search import Found, Pooled
 from diptych.units import format_seconds
 
 AnyFleet = Sized | Pooled

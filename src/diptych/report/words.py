@@ -9,7 +9,7 @@ from diptych.design.axes import Role
 from diptych.design.boundary import Codec, Placement
 from diptych.errors import InvalidInput
 from diptych.metrics.slo import SLO, Objective
-from diptych.planner.ask import OWNED
+from diptych.planner.offers import OWNED
 from diptych.planner.plan import (
     BoundaryPlan,
     Latency,

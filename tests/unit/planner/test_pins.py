@@ -13,7 +13,7 @@ from diptych.design.axes import Role
 from diptych.design.boundary import Placement
 from diptych.errors import InvalidInput, NoFeasibleDesign
 from diptych.perf.roofline import Roofline
-from diptych.planner.ask import Pins
+from diptych.planner.pins import Pins
 from diptych.planner.plan import Plan
 from diptych.planner.planning import plan
 from diptych.workload.lengths import Lengths

@@ -19,9 +19,9 @@ from diptych.metrics.slo import SLO
 from diptych.perf.estimate import Basis
 from diptych.perf.roofline import Roofline
 from diptych.perf.transfer import path
-from diptych.planner.ask import Pins
 from diptych.planner.enumerate import Candidate
 from diptych.planner.meeting import Meeting
+from diptych.planner.pins import Pins
 from diptych.planner.plan import Answer, Plan
 from diptych.planner.planning import plan
 from diptych.planner.roles import leaning

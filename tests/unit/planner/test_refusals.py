@@ -8,7 +8,7 @@ import pytest
 from diptych.catalog.catalog import Catalog
 from diptych.errors import InvalidInput, NoFeasibleDesign
 from diptych.perf.roofline import Roofline
-from diptych.planner.ask import Pins
+from diptych.planner.pins import Pins
 from diptych.planner.planning import plan
 from diptych.workload.lengths import Lengths
 from diptych.workload.workload import Arrivals, Workload

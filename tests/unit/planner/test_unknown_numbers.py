@@ -9,7 +9,8 @@ import pytest
 from diptych.catalog.catalog import Catalog
 from diptych.errors import InvalidInput
 from diptych.perf.roofline import Roofline
-from diptych.planner.ask import Pins, ask
+from diptych.planner.ask import ask
+from diptych.planner.pins import Pins
 from diptych.planner.plan import Plan
 from diptych.planner.planning import plan
 from diptych.planner.sensitivity import NOTHING, _follows
