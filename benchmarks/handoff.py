@@ -30,8 +30,9 @@ from diptych.runtime.memory import allocate
 from diptych.runtime.messages import Ended, Message, Params, Submit, Tokens
 from diptych.runtime.peer.address import Address
 from diptych.runtime.sampling import Sampled
-from diptych.runtime.worker.core import Command, Core, Setup
-from diptych.runtime.worker.handoffs import Limits
+from diptych.runtime.worker.commands import Command, Setup
+from diptych.runtime.worker.core import Core
+from diptych.runtime.worker.owner import Limits
 from diptych.serving.batching import BatchRules
 
 LAYERS, TOKENS = 16, 2048

@@ -16,7 +16,7 @@ from diptych.runtime.engine import Engine
 from diptych.runtime.engines.toy import Pace, ToyEngine, ToyModel
 from diptych.runtime.peer.address import Address
 from diptych.runtime.peer.peers import Tls
-from diptych.runtime.worker.handoffs import Limits
+from diptych.runtime.worker.owner import Limits
 from diptych.serving.batching import BatchRules
 
 MAX_BYTES = 1 << 20

@@ -19,7 +19,7 @@ from diptych.runtime.messages import (
     length,
 )
 from diptych.runtime.peer.address import Address
-from diptych.runtime.worker.core import EVERYBODY, Command, Gone, Out
+from diptych.runtime.worker.commands import EVERYBODY, Command, Gone, Out
 
 HELLO_S = 5.0
 MOST_BEHIND = 64 << 20

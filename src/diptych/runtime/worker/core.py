@@ -7,10 +7,8 @@ milliseconds of this process's monotonic clock.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from diptych.boundary import serial
@@ -24,53 +22,17 @@ from diptych.runtime.messages import Cancel, Drain, Ended, Failed, Load, Message
 from diptych.runtime.peer import events
 from diptych.runtime.peer.peers import Peers, Tls
 from diptych.runtime.sampling import Sampled
+from diptych.runtime.worker.admission import objection
 from diptych.runtime.worker.blocks import LowerTiers
+from diptych.runtime.worker.commands import EVERYBODY, Command, Gone, Out, Setup, Stop
 from diptych.runtime.worker.half import Half, Key, chosen
-from diptych.runtime.worker.handoffs import Handoffs, Limits
+from diptych.runtime.worker.handoffs import Handoffs
+from diptych.runtime.worker.report import load
+from diptych.runtime.worker.seen import Seen
 from diptych.runtime.worker.stepper import Result, Stepper
-from diptych.serving.batching import BatchRules
-from diptych.serving.blocks import blocks_for
 
 TICK_MS = 10
 LOAD_MS = 500
-REMEMBERED = 65536
-"""Requests by their newest epoch, so that what is said twice or late is done once."""
-EVERYBODY = -1
-"""The route of what every gateway is told."""
-
-Out = list[tuple[int, Message]]
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What a gateway said, and over which of the control connections."""
-
-    route: int
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """A gateway's connection has ended: nobody waits for what it asked."""
-
-    route: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """How a worker runs its engine. `role` is 'prefill', 'decode' or 'colocated'; `life` changes at every start."""
-
-    name: str
-    role: str
-    life: int
-    rules: BatchRules = field(default_factory=BatchRules)
-    limits: Limits = field(default_factory=Limits)
-    prefixes: bool = True
 
 
 class Core:
@@ -92,7 +54,7 @@ class Core:
         self.stepper = Stepper(engine, setup.rules, prefixes=setup.prefixes, tiers=tiers)
         self.handoffs = Handoffs(self, self.stepper, self.peers, table, setup.limits)
         self._halves: dict[bytes, Half] = {}
-        self._seen: OrderedDict[bytes, int] = OrderedDict()
+        self._seen = Seen()
         self._numbers = 0
         self._said: Out = []
         self._draining = self._drained = self._stopped = False
@@ -127,7 +89,7 @@ class Core:
         if not stepper.busy:
             return False
         steps = stepper.steps
-        for result in stepper.step(self.handoffs.stream):
+        for result in stepper.step(self.handoffs.leaving.stream):
             self._told(result)
         self._flush()
         return stepper.steps != steps
@@ -185,15 +147,15 @@ class Core:
 
     def _submit(self, route: int, submit: Submit) -> None:
         """A half, once: what has been seen under this epoch or a later one is passed over."""
-        if submit.epoch <= self._seen.get(submit.request, -1):
+        if self._seen.is_late(submit.request, submit.epoch):
             return
         standing = self._halves.get(submit.request)
         if standing is not None:
             self._cancel(*standing.key)
-        self._remember(submit.request, submit.epoch)
-        objection = self._objection(submit)
-        if objection:
-            self._said.append((route, Failed(submit.request, submit.epoch, *objection)))
+        self._seen.remember(submit.request, submit.epoch)
+        refused = objection(submit, self.engine, self.stepper.pool, self._draining)
+        if refused:
+            self._said.append((route, Failed(submit.request, submit.epoch, *refused)))
             return
         hit(f"{self._half_name(submit)}.admit")
         self._numbers += 1
@@ -204,33 +166,17 @@ class Core:
             self._said.append((route, Tokens(*half.key, half.said, (), half.ending())))
             self._end(half, half.ending())
         elif submit.half == "prefill":
-            self.handoffs.give(half)
+            self.handoffs.leaving.give(half)
         elif submit.half == "decode":
-            self.handoffs.expect(half)
+            self.handoffs.arriving.expect(half)
         else:
             hit(f"{self._name}.queue")
             half.is_here = True
             self.stepper.add(half)
 
-    def _objection(self, submit: Submit) -> tuple[str, str, bool] | None:
-        """Why a half is not taken: reason, detail, whether another attempt may succeed."""
-        if self._draining:
-            return "draining", "", True
-        if not any(submit.request):
-            return "bad request", "a request's id is not all zero", False
-        tokens = len(submit.prompt) + len(submit.generated)
-        if not submit.prompt or max(max(submit.prompt), *submit.generated, 0) >= self.engine.vocabulary:
-            return "bad request", f"a prompt of tokens below {self.engine.vocabulary} is needed", False
-        last = tokens + 1 if submit.half == "prefill" else len(submit.prompt) + submit.params.max_tokens
-        pool = self.stepper.pool
-        most = min(self.engine.max_context, pool.capacity * pool.size)
-        if last - 1 > most or (submit.half == "decode" and blocks_for(tokens + 1, pool.size) > pool.capacity):
-            return "too large", f"{last:,} tokens of prompt and answer; room for {most + 1:,}", False
-        return None
-
     def _cancel(self, id: bytes, epoch: int, but_say: str = "") -> None:
         """Give everything back of this epoch and all before."""
-        self._remember(id, max(epoch, self._seen.get(id, -1)))
+        self._seen.remember(id, epoch)
         half = self._halves.get(id)
         if half is not None and half.key[1] > epoch:
             return
@@ -243,12 +189,6 @@ class Core:
         if half.is_here:
             self.stepper.remove(half)
 
-    def _remember(self, id: bytes, epoch: int) -> None:
-        self._seen[id] = epoch
-        self._seen.move_to_end(id)
-        if len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
-
     def _end(self, half: Half, reason: str) -> None:
         self._halves.pop(half.key[0], None)
         self._said.append((half.route, Ended(*half.key, reason, half.said, half.found, half.moved)))
@@ -259,14 +199,14 @@ class Core:
         half = result.half
         if result.fault:
             if half.hands_off:
-                self.handoffs.faulted(half)
+                self.handoffs.leaving.faulted(half)
             else:
                 self.failed(half, "engine fault", result.fault)
             return
         assert result.sampled is not None
         self._say_tokens(half, result.sampled, result.finish)
         if half.hands_off:
-            self.handoffs.produced(half, result.sampled)
+            self.handoffs.leaving.produced(half, result.sampled)
         elif result.finish:
             hit(f"{self._name}.release")
             self._end(half, result.finish)
@@ -332,26 +272,7 @@ class Core:
 
     def load(self) -> Load:
         """Queues, memory, progress and the ledger, now."""
-        stepper, handoffs = self.stepper, self.handoffs
-        batch = stepper.batch
-        return Load(
-            queued=batch.queued + handoffs.waiting,
-            running=batch.batch + len(batch.partial),
-            handing=handoffs.open,
-            blocks_free=max(stepper.spare, 0),
-            blocks=stepper.pool.capacity,
-            steps=stepper.steps,
-            prompt_tokens=stepper.prompt_tokens,
-            output_tokens=stepper.output_tokens,
-            reservations=handoffs.reservations,
-            pins=handoffs.pins,
-            leases=handoffs.source.pins,
-            transfers=handoffs.transfers,
-            prefix_asked=stepper.asked,
-            prefix_found=stepper.found,
-            tiers=self._tiers.report() if self._tiers is not None else (),
-            draining=self._draining,
-        )
+        return load(self.stepper, self.handoffs, self._tiers, self._draining)
 
 
 def _hello(engine: Engine, setup: Setup) -> Hello:

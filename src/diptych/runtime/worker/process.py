@@ -20,9 +20,10 @@ from diptych.runtime.engine import Engine
 from diptych.runtime.messages import Drain, Drained, Hello, Ready
 from diptych.runtime.peer.address import Address
 from diptych.runtime.worker.below import below
+from diptych.runtime.worker.commands import EVERYBODY, Command, Out, Setup, Stop
 from diptych.runtime.worker.config import Config, Torch, read
 from diptych.runtime.worker.control import Control, Door
-from diptych.runtime.worker.core import EVERYBODY, Command, Core, Out, Setup, Stop
+from diptych.runtime.worker.core import Core
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1

@@ -10,7 +10,7 @@ from diptych.boundary.format import Format
 from diptych.runtime.engine import EngineFault
 from diptych.runtime.engines.toy import UNIT_INT8, ToyModel
 from diptych.runtime.messages import Handed
-from diptych.runtime.worker.handoffs import Limits
+from diptych.runtime.worker.owner import Limits
 
 OWNERSHIPS = ("push", "pull")
 

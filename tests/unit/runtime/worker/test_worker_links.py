@@ -16,7 +16,7 @@ from diptych.boundary.sender import Sender
 from diptych.errors import InvalidInput
 from diptych.runtime.peer.address import Address
 from diptych.runtime.peer.peers import Tls
-from diptych.runtime.worker.handoffs import Limits
+from diptych.runtime.worker.owner import Limits
 
 OWNERSHIPS = ("push", "pull")
 SHORT = Limits(wait_ms=800, stall_ms=100)

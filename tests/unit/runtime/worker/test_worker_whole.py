@@ -6,7 +6,7 @@ from worker_parts import MODEL, ROUTE, Ended, Pace, Tokens, Worker, cancel, prom
 from diptych.runtime.engine import EngineFault
 from diptych.runtime.engines.toy import ToyEngine, ToyModel
 from diptych.runtime.messages import Drain, Drained, Tier
-from diptych.runtime.worker.core import Gone
+from diptych.runtime.worker.commands import Gone
 from diptych.serving.batching import BatchRules
 
 

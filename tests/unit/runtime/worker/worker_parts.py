@@ -8,8 +8,9 @@ import time
 from diptych.runtime.engines.toy import Pace, ToyEngine, ToyModel
 from diptych.runtime.messages import Cancel, Ended, Failed, Load, Params, Submit, Tokens
 from diptych.runtime.peer.address import Address
-from diptych.runtime.worker.core import Command, Core, Setup, Stop
-from diptych.runtime.worker.handoffs import Limits
+from diptych.runtime.worker.commands import Command, Setup, Stop
+from diptych.runtime.worker.core import Core
+from diptych.runtime.worker.owner import Limits
 from diptych.serving.batching import BatchRules
 from worker_ear import Ear
 

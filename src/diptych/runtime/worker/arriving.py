@@ -1,0 +1,283 @@
+"""What arrives at this worker: room is set aside for KV that others computed, counted, rewritten where needed, and taken over.
+
+Everything but the rewriting is on the engine's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from diptych.boundary import serial
+from diptych.boundary.messages import Commit, Reason
+from diptych.boundary.wire_table import Reservation, WireTable
+from diptych.design.boundary import Side
+from diptych.errors import InvalidInput
+from diptych.runtime import messages
+from diptych.runtime.failpoints import hit
+from diptych.runtime.handoff import deeds
+from diptych.runtime.handoff.target import Phase, Target
+from diptych.runtime.memory import KVMemory, allocate
+from diptych.runtime.peer import events
+from diptych.runtime.peer.peers import Peers
+from diptych.runtime.worker.blocks import Table
+from diptych.runtime.worker.half import Half, Key
+from diptych.runtime.worker.lingering import Lingering
+from diptych.runtime.worker.owner import Limits, Owner, report
+from diptych.runtime.worker.rewriting import Passage, passage, rewrite
+from diptych.runtime.worker.stepper import Stepper
+from diptych.serving.batching import Holding
+from diptych.serving.blocks import blocks_for
+
+log = logging.getLogger(__name__)
+
+STAGED_AT_MOST = 16
+"""What arrives to be rewritten is at most so many times as large as what becomes of it: fp32 beside int4 with scales is 7."""
+
+
+@dataclass(slots=True)
+class Incoming:
+    """KV on its way to this worker."""
+
+    half: Half
+    holding: Holding
+    reservation: Reservation
+    passage: Passage
+    begun: int
+    held_tokens: int
+    staging: KVMemory | None = None
+    peak: Table = field(default_factory=Table)
+    spoiled: bool = False
+    rewriting: bool = False
+    ended: bool = False
+
+
+class Arriving:
+    """The target's side of this worker's handoffs, with what it holds."""
+
+    def __init__(
+        self, owner: Owner, stepper: Stepper, peers: Peers, table: WireTable, limits: Limits, lingering: Lingering
+    ) -> None:
+        self.owner, self.stepper, self.peers, self.table, self.lingering = owner, stepper, peers, table, lingering
+        self.target = Target(limits.wait_ms)
+        self._state = serial.to_msgpack(stepper.engine.state)
+        self._in: dict[Key, Incoming] = {}
+        self._rooms: deque[deeds.MakeRoom] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._rooms)
+
+    @property
+    def rewriting(self) -> int:
+        return sum(each.rewriting for each in self._in.values())
+
+    # --- from the gateway -------------------------------------------------------------------------------------------
+
+    def expect(self, half: Half) -> None:
+        """This worker is to be given a prompt's KV and answers."""
+        self._carry(self.target.expect(*half.key, half.submit.peer, self.owner.now()))
+
+    def cancel(self, id: bytes, epoch: int) -> None:
+        """Nobody waits for it any more."""
+        self._carry(self.target.cancelled(id, epoch))
+
+    # --- from connections, and time ---------------------------------------------------------------------------------
+
+    def heard(self, said: events.Heard) -> None:
+        """A source has said something."""
+        self._carry(self.target.heard(said.peer, said.id, said.epoch, said.message, self.owner.now()))
+
+    def lost(self, peer: str) -> None:
+        """The connection to a source is gone."""
+        self._carry(self.target.lost(peer))
+
+    def spoiled(self, key: Key) -> None:
+        """A frame came that means something else by this reservation."""
+        if key in self._in:
+            self._in[key].spoiled = True
+
+    def tick(self, now: int) -> None:
+        """Heartbeats and waits."""
+        self._carry(self.target.tick(now))
+
+    def serve(self) -> None:
+        """Reserve for those that waited for room, as far as there is some."""
+        while self._rooms and self._make_room(self._rooms[0]):
+            self._rooms.popleft()
+
+    # --- deeds --------------------------------------------------------------------------------------------------------
+
+    def _carry(self, asked: Iterable[deeds.Deed]) -> None:
+        for deed in asked:
+            key = (deed.id, deed.epoch)
+            match deed:
+                case deeds.Say():
+                    if isinstance(deed.message, Commit):
+                        hit("decode.commit")
+                    self.peers.say(deed.peer, False, *key, deed.message)
+                case deeds.MakeRoom():
+                    self._rooms.append(deed)
+                    self.serve()
+                case deeds.Count():
+                    self._count(key)
+                case deeds.Activate():
+                    self._activate(key, deed.first_token)
+                case deeds.FreeTarget():
+                    self._free(key)
+                case deeds.Report():
+                    report(self.owner, deed)
+
+    def _make_room(self, wanted: deeds.MakeRoom) -> bool:
+        """Reserve blocks for what comes, or say why there never will be any; whether it waits no more."""
+        key = (wanted.id, wanted.epoch)
+        half = self.owner.half(key)
+        if half is None or self.target.phase(wanted.id) is not Phase.WAITING:
+            return True
+        found = self._passage(wanted, half)
+        if isinstance(found, str):
+            self._carry(self.target.no_room(*key, Reason.INCOMPATIBLE, 0, found))
+            return True
+        peak = self._peak(found, wanted.tokens)
+        if blocks_for(half.todo + 1, self.stepper.pool.size) + peak > self.stepper.pool.capacity:
+            self._carry(self.target.no_room(*key, Reason.TOO_LARGE, 0, f"{half.todo} tokens in this worker's memory"))
+            return True
+        holding = self.stepper.reserve(half)
+        if holding is None:
+            return False
+        table = self.stepper.hold(peak)
+        if table is None:
+            self.stepper.free(half, holding)
+            return False
+        hit("decode.reserve")
+        self._expect_blocks(half, holding, found, table)
+        return True
+
+    def _passage(self, wanted: deeds.MakeRoom, half: Half) -> Passage | str:
+        """How what arrives becomes this worker's KV, or why it must not."""
+        if wanted.tokens != half.todo:
+            return f"{wanted.tokens} tokens are offered of a prompt of {half.todo}"
+        if wanted.state == self._state:
+            return Passage(self.stepper.engine.state, self.stepper.engine.state)
+        try:
+            arriving = serial.from_msgpack(wanted.state).state
+            found = passage(arriving, self.stepper.engine.state, Side.DECODE)
+            if isinstance(found, Passage) and not found.is_copy:
+                here = self.stepper.engine.memory.bytes_per_block / self.stepper.pool.size
+                there = allocate(arriving, 0)
+                if there.bytes_per_block * blocks_for(wanted.tokens, there.block_tokens) > (
+                    STAGED_AT_MOST * here * max(wanted.tokens, self.stepper.pool.size)
+                ):
+                    return "its blocks are out of all proportion"
+        except InvalidInput as error:
+            return f"its KV state cannot be read: {error}"[:480]
+        return found
+
+    def _peak(self, found: Passage, tokens: int) -> int:
+        """Blocks of this worker that weigh as much as what must lie beside them until it is rewritten."""
+        if found.is_copy:
+            return 0
+        there = allocate(found.arriving, 0)
+        size = there.bytes_per_block * blocks_for(tokens, there.block_tokens)
+        return -(-size // self.stepper.engine.memory.bytes_per_block)
+
+    def _expect_blocks(self, half: Half, holding: Holding, found: Passage, peak: Table) -> None:
+        """Room is there: say so, and take what comes into the blocks themselves, or beside them to be rewritten."""
+        assert half.table is not None
+        memory, key, tokens = self.stepper.engine.memory, half.key, half.todo
+        held_tokens = len(holding[1]) * self.stepper.pool.size
+        staging = None
+        if found.is_copy:
+            count, held = blocks_for(tokens, memory.block_tokens), len(holding[1])
+            tables = memory.tables(half.table.blocks[held:count], held)
+        else:
+            size = found.arriving.storage.block_tokens
+            count, held = blocks_for(tokens, size), held_tokens // size
+            staging = allocate(found.arriving, count)
+            tables = staging.tables(range(held, count), held)
+        reservation = Reservation(*key, dict(enumerate(tables)))
+        incoming = Incoming(half, holding, reservation, found, self.owner.now(), held_tokens, staging, peak)
+        self._in[key] = incoming
+        with self.peers.turn:
+            refused = self.table.reserve(reservation)
+        assert refused is None, f"{key} is reserved already: {refused}"
+        self._carry(self.target.room(*key, held, reservation.expected_bytes, self.owner.now()))
+
+    def _count(self, key: Key) -> None:
+        """What is here of a handoff whose source says that it is done."""
+        incoming = self._in[key]
+        with self.peers.turn:
+            arrived = incoming.reservation.arrived_bytes
+        missing = incoming.reservation.expected_bytes - arrived
+        if missing or incoming.spoiled or incoming.passage.is_copy:
+            self._carry(self.target.counted(*key, arrived, missing, corrupt=incoming.spoiled))
+        else:
+            self._rewrite(key, incoming, arrived)
+
+    def _rewrite(self, key: Key, incoming: Incoming, arrived: int) -> None:
+        """Convert beside the engine's thread, then go on."""
+        half, staging, began = incoming.half, incoming.staging, self.owner.now()
+        assert half.table is not None
+        assert staging is not None
+        blocks = list(half.table.blocks)
+        failed: list[Exception] = []
+
+        def work() -> None:
+            try:
+                read = range(staging.blocks)
+                rewrite(staging, read, self.stepper.engine.memory, blocks, incoming.held_tokens, half.todo)
+            except Exception as error:  # what cannot be converted must not be used, whatever the reason
+                log.exception("the KV of %s cannot be converted", key[0].hex())
+                failed.append(error)
+
+        def then() -> None:
+            incoming.rewriting = False
+            if incoming.ended:
+                self._release(incoming)
+                return
+            half.convert_ms = self.owner.now() - began
+            self._carry(self.target.counted(*key, arrived, 0, corrupt=bool(failed)))
+
+        incoming.rewriting = True
+        self.owner.later(work, then)
+
+    def _activate(self, key: Key, first_token: int) -> None:
+        """The KV is this worker's own."""
+        incoming = self._in.pop(key)
+        half = incoming.half
+        with self.peers.turn:
+            free = self.table.end(*key)
+        assert free is True, f"{key} is written after it was complete"
+        self.stepper.let_go(incoming.peak)
+        self.stepper.join(half, incoming.holding)
+        half.moved = incoming.reservation.expected_bytes
+        self.owner.say(half, self._handed(incoming))
+        self.owner.activated(half, first_token)
+
+    def _handed(self, incoming: Incoming) -> messages.Handed:
+        half = incoming.half
+        took = (self.owner.now() - incoming.begun) / 1000
+        said = incoming.passage.said[:128]
+        return messages.Handed(*half.key, half.moved, took, said, half.convert_ms / 1000, half.submit.peer)
+
+    def _free(self, key: Key) -> None:
+        incoming = self._in.pop(key, None)
+        if incoming is None:
+            return
+        with self.peers.turn:
+            free = self.table.end(*key) is True
+        incoming.ended = True
+        if incoming.rewriting:
+            return  # `then` releases
+        if free:
+            self._release(incoming)
+        else:
+            release = lambda: self._release(incoming)  # noqa: E731 - one deed for later
+            self.lingering.keep(key, False, incoming.half.submit.peer, self.owner.now(), release)
+
+    def _release(self, incoming: Incoming) -> None:
+        hit("decode.release")
+        self.stepper.let_go(incoming.peak)
+        self.stepper.free(incoming.half, incoming.holding)
