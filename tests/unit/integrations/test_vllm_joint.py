@@ -11,85 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from joints import BLOCKS, DIM, FACTS, HEADS, KEY, LAYERS, Worker, values
 
-from diptych.boundary.element import Element
-from diptych.integrations.vllm.cache import TorchBlocks
 from diptych.integrations.vllm.doorbell import Ring, ring
-from diptych.integrations.vllm.facts import Facts
-from diptych.integrations.vllm.jobs import Fetch, Finished, Keep, Tell
-from diptych.integrations.vllm.joint import Joint
-from diptych.integrations.vllm.settings import Settings
+from diptych.integrations.vllm.jobs import Fetch, Keep, Tell
+from diptych.integrations.vllm.ticket import Place
 from diptych.runtime.peer.address import Address
-
-LAYERS, HEADS, DIM, BLOCKS = 3, 2, 16, 12
-FACTS = Facts("m", "", "w", {"rope_theta": 1e4}, LAYERS, HEADS, DIM, 32, "torch.float32", "auto")
-KEY = (b"0123456789abcdef", 7)
-DTYPES = {
-    Element.FP32: torch.float32,
-    Element.BF16: torch.bfloat16,
-    Element.FP16: torch.float16,
-    Element.E4M3FN: torch.float8_e4m3fn,
-}
-
-
-def packed_places(tokens: int) -> np.ndarray:
-    """Each head's keys with tokens innermost, then its values."""
-    whole = np.arange(HEADS * 2 * tokens * DIM).reshape(HEADS, 2, tokens * DIM)
-    keys = whole[:, 0].reshape(HEADS, DIM, tokens).transpose(0, 2, 1)
-    return np.stack([keys, whole[:, 1].reshape(HEADS, tokens, DIM)])
-
-
-class Worker:
-    """Tensors as vLLM would have them, and a joint over them."""
-
-    def __init__(self, tokens: int, dtype: str, cache: str = "auto", **settings) -> None:
-        self.tokens = tokens
-        state = replace(FACTS, block_tokens=tokens, model_dtype=dtype, cache_dtype=cache).state()
-        self.dtype = DTYPES[state.format.element]
-        self.tensors = [torch.zeros(BLOCKS, HEADS, tokens, 2 * DIM, dtype=self.dtype) for _ in range(LAYERS)]
-        self.said: list[str] = []
-        self.blocks = TorchBlocks.of(self.tensors, packed_places(tokens), state)
-        self.joint = Joint(f"w{id(self)}", self.blocks, Settings.of(settings), self.said.append)
-        self.done = Finished()
-
-    def put(self, values: np.ndarray, blocks: list[int]) -> None:
-        """(layers, parts, tokens, heads, dim) into these blocks, as the backend would."""
-        flat = self._flat()
-        for token in range(values.shape[2]):
-            block, slot = blocks[token // self.tokens], token % self.tokens
-            for layer in range(LAYERS):
-                at = packed_places(self.tokens)[:, :, slot]
-                flat[layer][block, torch.from_numpy(at.copy())] = torch.from_numpy(values[layer, :, token]).to(
-                    self.dtype
-                )
-
-    def get(self, count: int, blocks: list[int]) -> np.ndarray:
-        """The first `count` tokens of these blocks."""
-        found = np.zeros((LAYERS, 2, count, HEADS, DIM), np.float32)
-        for layer, flat in enumerate(self._flat()):
-            for token in range(count):
-                at = packed_places(self.tokens)[:, :, token % self.tokens]
-                found[layer, :, token] = flat[blocks[token // self.tokens]].float()[torch.from_numpy(at.copy())]
-        return found
-
-    def _flat(self) -> list[torch.Tensor]:
-        return [tensor.view(BLOCKS, -1) for tensor in self.tensors]
-
-    def fetch(self, source: Worker, tokens: int, blocks: list[int], held: int = 0, key=KEY, request="d") -> None:
-        job = Fetch(key, request, tuple(blocks), tokens, held, source.joint.doorbell, source.joint.name)
-        self.joint.fetch(job)
-
-    def wait(self, *, sent: str = "", received: str = "", seconds: float = 10) -> Finished:
-        """Until vLLM would have been told of this request."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            found = self.joint.take()
-            for name in ("sent", "received", "failed"):
-                getattr(self.done, name).update(getattr(found, name))
-            if (not sent or sent in self.done.sent) and (not received or received in self.done.received):
-                return self.done
-            time.sleep(0.005)
-        raise AssertionError(f"not told: {self.done}, {self.said}")
 
 
 @pytest.fixture
@@ -103,12 +30,6 @@ def made() -> Iterator[list[Worker]]:
 def pair(made, first: Worker, second: Worker) -> tuple[Worker, Worker]:
     made += [first, second]
     return first, second
-
-
-def values(tokens: int, seed: int = 1) -> np.ndarray:
-    """Values that every element format keeps exactly."""
-    found = np.random.default_rng(seed).integers(-7, 8, (LAYERS, 2, tokens, HEADS, DIM))
-    return found.astype(np.float32)
 
 
 FORMS = [
@@ -176,7 +97,7 @@ def test_a_reader_that_still_waits_keeps_the_lease(made) -> None:
     prefill.joint.keep(Keep(KEY, "p", (1,), 20))
     for _ in range(5):
         time.sleep(0.4)
-        decode.joint.tell(Tell(KEY, prefill.joint.doorbell, "keep"))
+        decode.joint.say(Tell(KEY, (prefill.joint.doorbell,), "keep"))
     decode.fetch(prefill, 20, [4])
     assert not decode.wait(received="d").failed
     np.testing.assert_array_equal(decode.get(20, [4]), told)
@@ -196,7 +117,7 @@ def test_a_prompt_may_be_asked_for_before_its_worker_knows_of_it(made) -> None:
 def test_what_nobody_will_read_is_freed_at_once(made) -> None:
     prefill, decode = pair(made, Worker(32, "torch.float32", lease_s=60), Worker(32, "torch.float32"))
     prefill.joint.keep(Keep(KEY, "p", (1,), 20))
-    decode.joint.tell(Tell(KEY, prefill.joint.doorbell, "drop"))
+    decode.joint.say(Tell(KEY, (prefill.joint.doorbell,), "drop"))
     prefill.wait(sent="p")
     assert prefill.joint.leases == 0
 
@@ -220,7 +141,8 @@ def test_a_ticket_serves_once_and_under_its_own_epoch(made, wrong) -> None:
 )
 def test_kv_of_something_else_is_refused_with_the_reason(made, other) -> None:
     prefill, decode = pair(made, Worker(32, "torch.float32"), Worker(32, "torch.float32"))
-    decode.joint.state = replace(FACTS, **other).state()
+    decode.joint.kept_digest = ""
+    decode.joint.blocks = replace(decode.blocks, state=replace(FACTS, **other).state())
     prefill.joint.keep(Keep(KEY, "p", (1,), 20))
     decode.fetch(prefill, 20, [4])
     assert decode.wait(received="d").failed == {"d"}
@@ -232,7 +154,7 @@ def test_kv_of_something_else_is_refused_with_the_reason(made, other) -> None:
 def test_a_source_that_is_gone_fails_the_request(made) -> None:
     decode = Worker(32, "torch.float32")
     made.append(decode)
-    job = Fetch(KEY, "d", (4,), 20, 0, "tcp:127.0.0.1:9", "nobody")
+    job = Fetch(KEY, "d", (4,), 20, 0, ranks=(Place("nobody-0", "tcp:127.0.0.1:9"),))
     decode.joint.fetch(job)
     assert decode.wait(received="d").failed == {"d"}
     assert any("source lost" in line for line in decode.said)
@@ -290,7 +212,9 @@ def test_a_decode_worker_that_ends_frees_the_source_at_once(made, tokens) -> Non
     blocks = list(range(-(-tokens // 32)))
     prefill.joint.keep(Keep(KEY, "p", tuple(blocks), tokens))
     decode.fetch(prefill, tokens, blocks)
-    while prefill.joint.leaving.kept or not prefill.joint.leaving.source.open:
+    while (
+        any(not each.open for each in prefill.joint.leaving.prompts.values()) or not prefill.joint.leaving.source.open
+    ):
         if "p" in prefill.joint.take().sent:
             return  # it was quicker than the end
         time.sleep(0.001)
@@ -305,12 +229,19 @@ def test_a_prefill_worker_that_ends_in_the_transfer_fails_the_request(made) -> N
     read = prefill.blocks.read
     reading = threading.Event()
 
-    def slow(layer, blocks):
+    def slow(layer, blocks, after=None):
         reading.set()
         time.sleep(0.2)
         return read(layer, blocks)
 
-    prefill.joint.blocks = SimpleNamespace(state=prefill.blocks.state, like=prefill.blocks.like, read=slow)
+    prefill.joint.blocks = SimpleNamespace(
+        state=prefill.blocks.state,
+        heads_total=HEADS,
+        like=prefill.blocks.like,
+        read=slow,
+        narrowed=lambda *_: prefill.joint.blocks,
+    )
+    prefill.joint.kept_digest = ""
     decode.fetch(prefill, 300, list(range(10)))
     assert reading.wait(10)
     prefill.joint.peers.close()

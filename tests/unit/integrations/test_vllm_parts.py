@@ -13,7 +13,7 @@ from diptych.design.boundary import Ownership
 from diptych.errors import InvalidInput
 from diptych.integrations.vllm.counts import COUNTERS, added, nothing
 from diptych.integrations.vllm.facts import Facts, weights_digest
-from diptych.integrations.vllm.packing import find_packing, name_of
+from diptych.integrations.vllm.packing import find_packing, name_of, runs_of
 from diptych.integrations.vllm.settings import Settings
 from diptych.integrations.vllm.ticket import Place, Ticket, digest_of, read_ticket
 
@@ -47,8 +47,12 @@ def test_the_packing_found_puts_every_element_in_its_place(kind, dtype) -> None:
     places = find_packing(write, 2, HEADS, TOKENS, DIM)
     told = np.random.default_rng(1).integers(0, 8, (2, TOKENS, HEADS, DIM)).astype(np.float32)
     np.testing.assert_array_equal(write(told)[places], told.transpose(0, 2, 1, 3))
-    named = {"plain": "", "packed": "heads outside, keys with tokens innermost", "shuffled": "found by self-test"}
-    assert name_of(places) == named[kind]
+    named = {"plain": "plain", "packed": "heads outside, keys with tokens innermost", "shuffled": "found by self-test"}
+    assert name_of(places).rsplit(" ", 1)[0] == named[kind]
+    assert (runs_of(places) is None) == (kind == "shuffled")
+    for part, run in enumerate(runs_of(places) or ()):
+        for at in ((0, 0, 0), (2, 31, 7), (1, 5, 3)):
+            assert places[(part, *at)] == run.begin + sum(step * by for step, by in zip(run.steps, at, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -74,10 +78,25 @@ def test_settings() -> None:
 
 
 def test_every_wrong_setting_is_named_at_once() -> None:
-    wrong = {"ownrship": "push", "ownership": "push", "wire": "fp9", "lease_s": -1, "wait_s": True, "host": "0.0.0.0"}
+    wrong = {"ownrship": "push", "ownership": "both", "wire": "fp9", "lease_s": -1, "wait_s": True, "host": "0.0.0.0",
+             "port": 70000, "certificate": "/none.pem"}  # fmt: skip
     with pytest.raises(InvalidInput) as error:
         Settings.of(wrong)
     assert len(error.value.findings) == len(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"host": "10.1.2.3"}, "leaves this host"),
+        ({"certificate": "a", "key": "b"}, "without authority"),
+        ({"certificate": "/none", "key": "/none", "authority": "/none"}, "cannot be used"),
+        ({"ownership": "push"}, "port"),
+    ],
+)
+def test_what_would_not_be_safe_or_never_found_does_not_start(wrong, says) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        Settings.of(wrong, is_prefill=True)
 
 
 def ticket(prompt, **changed) -> dict:
@@ -88,28 +107,32 @@ def ticket(prompt, **changed) -> dict:
 
 
 def test_a_ticket_comes_through_json() -> None:
-    found, refused = read_ticket(ticket([1, 2, 3]), digest_of([1, 2, 3]), 1)
+    found, refused = read_ticket(ticket([1, 2, 3]), digest_of([1, 2, 3]))
     assert (refused, found.key) == ("", (b"\xab" * 16, 3))
 
 
 @pytest.mark.parametrize(
-    ("params", "prompt", "ranks"),
+    ("params", "prompt"),
     [
-        ({}, [1], 1),
-        ({"diptych": "x"}, [1], 1),
-        (ticket([1], id="zz"), [1], 1),
-        (ticket([1], epoch=-1), [1], 1),
-        (ticket([1], more=1), [1], 1),
-        (ticket([1], ranks=[]), [1], 1),
-        (ticket([1], ranks=[{"worker": "w", "doorbell": "tcp:10.0.0.1:1"}]), [1], 1),
-        (ticket([1], ranks=[{"worker": "w", "doorbell": "nowhere"}]), [1], 1),
-        (ticket([1, 2]), [1], 1),
-        (ticket([1]), [2], 1),
-        (ticket([1]), [1], 2),
+        ({}, [1]),
+        ({"diptych": "x"}, [1]),
+        (ticket([1], id="zz"), [1]),
+        (ticket([1], epoch=-1), [1]),
+        (ticket([1], more=1), [1]),
+        (ticket([1], ranks=[]), [1]),
+        (ticket([1], ranks=[{"worker": "w", "doorbell": "tcp:10.0.0.1:1"}]), [1]),
+        (ticket([1], ranks=[{"worker": "w", "doorbell": "nowhere"}]), [1]),
+        (ticket([1, 2]), [1]),
+        (ticket([1]), [2]),
     ],
 )
-def test_a_ticket_that_does_not_fit_is_refused(params, prompt, ranks) -> None:
-    assert read_ticket(params, digest_of(prompt), ranks)[1]
+def test_a_ticket_that_does_not_fit_is_refused(params, prompt) -> None:
+    assert read_ticket(params, digest_of(prompt))[1]
+
+
+def test_another_host_is_asked_only_under_tls() -> None:
+    params = ticket([1], ranks=[{"worker": "w", "doorbell": "tcp:10.0.0.1:1"}])
+    assert read_ticket(params, digest_of([1]), afar=True)[1] == ""
 
 
 def facts(**given) -> Facts:

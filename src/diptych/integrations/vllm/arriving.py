@@ -1,12 +1,18 @@
-"""Prompts that arrive: received beside vLLM's blocks, counted, rewritten in their form, and only then put into them."""
+"""Prompts that arrive, in as many shares as prefill's ranks hold of them: received, counted, and told when all are here.
+
+Where both sides keep blocks alike a share's bytes are written where they will lie, in blocks that vLLM has set aside for it and
+neither reads nor gives to anybody before it is told. Else they are received beside vLLM's blocks, and rewritten in their form.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 from diptych.boundary import serial
 from diptych.boundary.messages import Reason
@@ -14,8 +20,9 @@ from diptych.boundary.wire_table import Reservation
 from diptych.design.boundary import Side
 from diptych.errors import InvalidInput
 from diptych.integrations.vllm.doorbell import Ring, Told, ring
-from diptych.integrations.vllm.host import Host
-from diptych.integrations.vllm.jobs import Fetch, Incoming, Key
+from diptych.integrations.vllm.host import STALL_MS, Host, shares
+from diptych.integrations.vllm.jobs import Fetch, Incoming, Wanted
+from diptych.integrations.vllm.ticket import Key, Place, share_key
 from diptych.runtime.failpoints import hit
 from diptych.runtime.handoff import deeds
 from diptych.runtime.handoff.target import Phase, Target
@@ -30,63 +37,153 @@ class Arriving:
 
     def __init__(self, joint: Host) -> None:
         self.joint, self.target = joint, Target(int(joint.settings.wait_s * 1000))
+        self._wanted: dict[str, Wanted] = {}
         self._in: dict[Key, Incoming] = {}
         self._rooms: deque[deeds.MakeRoom] = deque()
+        self._dying: dict[Key, tuple[Incoming, int]] = {}
 
     @property
     def open(self) -> int:
         """Prompts on their way here."""
-        return len(self._in)
+        return len(self._wanted)
+
+    # --- from vLLM ------------------------------------------------------------------------------------------------------
+
+    def fetch(self, job: Fetch) -> None:
+        """A prompt is wanted here."""
+        wanted = self._wanted[job.request] = Wanted(job, self.joint.now())
+        if job.refused:
+            self._fail(wanted, job.refused)
+        elif job.meeting:
+            threading.Thread(target=self._meet, args=(wanted,), name="ask", daemon=True).start()
+        else:
+            self._begin(wanted, job.ranks)
+
+    def cancel(self, request: str) -> None:
+        """Nobody waits for this request any more."""
+        if request in self._wanted:
+            self._fail(self._wanted[request], "nobody waits for it")
+
+    # --- asking for it --------------------------------------------------------------------------------------------------
+
+    def _meet(self, wanted: Wanted) -> None:
+        """On a thread of its own: who makes it, of how many ranks. The next ranks are asked at the next ports."""
+        first = Address.of(wanted.fetch.meeting)
+        told = ring(first, Ring("who", *wanted.fetch.key), self.joint.settings.tls)
+        if told.refused or not told.worker:
+            self.joint.events.put(partial(self._fail, wanted, told.refused or "source lost: it does not say who it is"))
+            return
+        engine, _, _ = told.worker.rpartition("-")
+        places = [Place(f"{engine}-{rank}", str(replace(first, port=first.port + rank))) for rank in range(told.ranks)]
+        self.joint.events.put(partial(self._begin, wanted, places))
+
+    def _begin(self, wanted: Wanted, places: Sequence[Place]) -> None:
+        if wanted.failed:
+            return
+        rank = self.joint.rank
+        try:
+            pieces = shares(len(places), rank.ranks, self.joint.blocks.heads_total)
+        except InvalidInput as error:
+            self._fail(wanted, str(error)[:300])
+            return
+        asked = []
+        for piece in pieces:
+            if piece.target == rank.number:
+                key = share_key(wanted.fetch.key, piece.source, rank.number)
+                place, target = places[piece.source], self.joint.blocks.narrowed(piece.target_at, len(piece.heads))
+                self._in[key] = Incoming(wanted, place.worker, target)
+                wanted.left.add(key)
+                asked.append((key, place.doorbell))
+        for key in list(wanted.left):
+            self.carry(self.target.expect(*key, self._in[key].peer, self.joint.now()))
+        idle = set(range(len(places))) - {piece.source for piece in pieces}
+        if rank.number == 0:  # copies of heads that nobody takes from there
+            asked += [(wanted.fetch.key, places[each].doorbell) for each in sorted(idle)]
+        for key, doorbell in asked:
+            threading.Thread(target=self._ask, args=(wanted, key, doorbell), name="ask", daemon=True).start()
+
+    def _ask(self, wanted: Wanted, key: Key, doorbell: str) -> None:
+        joint, job = self.joint, wanted.fetch
+        deed: Literal["reserve", "fetch"] = "reserve" if job.meeting else "fetch"
+        question = Ring(deed, *job.key, joint.rank.name, joint.listening, joint.rank.number, joint.rank.ranks,
+                        joint.kept_digest, job.digest)  # fmt: skip
+        try:
+            told = ring(Address.of(doorbell), question, joint.settings.tls)
+        except InvalidInput as error:
+            told = Told(str(error)[:300])
+        if told.refused:
+            joint.events.put(partial(self._refused, wanted, key, told.refused))
+
+    def _refused(self, wanted: Wanted, key: Key, why: str) -> None:
+        if key in wanted.left:
+            self._fail(wanted, why)
+
+    # --- the ways it ends -----------------------------------------------------------------------------------------------
+
+    def _fail(self, wanted: Wanted, why: str) -> None:
+        """It will not be here: its other shares end too, and vLLM is told once nothing writes into its blocks."""
+        if wanted.failed or self._wanted.get(wanted.fetch.request) is not wanted:
+            return
+        wanted.failed = True
+        incoming = [self._in[key] for key in wanted.left]
+        is_refused = all(each.reservation is None for each in incoming)
+        self.joint.count(failed=1, refused=float(is_refused))
+        self.joint.log(f"{wanted.fetch.request}: its KV was not taken over: {why}")
+        for key in list(wanted.left):
+            self.carry(self.target.cancelled(*key))
+            self._end(key)
+        self._tell(wanted)
+        self._serve()
+
+    def _end(self, key: Key) -> Incoming:
+        """A share ends here, whole or not. Its memory may be written until the last connection that holds some says so."""
+        incoming = self._in.pop(key)
+        incoming.wanted.left.discard(key)
+        with self.joint.peers.turn:
+            is_free = incoming.reservation is None or self.joint.table.end(*key) is not False
+        if incoming.is_direct and not is_free:
+            incoming.wanted.writing.add(key)
+            self._dying[key] = (incoming, self.joint.now() + STALL_MS)
+        return incoming
+
+    def freed(self, key: Key) -> None:
+        """Nothing writes into a share that has ended any more."""
+        incoming, _ = self._dying.pop(key, (None, 0))
+        if incoming is not None:
+            incoming.wanted.writing.discard(key)
+            self._tell(incoming.wanted)
+
+    def _tell(self, wanted: Wanted) -> None:
+        """vLLM is told once every share has ended."""
+        if wanted.left or wanted.writing:
+            return
+        request = wanted.fetch.request
+        if self._wanted.pop(request, None) is None:
+            return
+        if wanted.failed:
+            self.joint.tell(received=request, failed=request)
+        else:
+            took = (self.joint.now() - wanted.began) / 1000
+            once = float(self.joint.rank.number == 0)
+            self.joint.count(received=once, seconds=took * once)
+            self.joint.tell(received=request)
+
+    # --- the protocol ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Heartbeats, and waits that are over."""
-        self.carry(self.target.tick(self.joint.now()))
+        """Heartbeats, waits that are over, and connections that write on too long."""
+        now = self.joint.now()
+        self.carry(self.target.tick(now))
+        for key, (incoming, until) in list(self._dying.items()):
+            if until <= now:
+                self._dying[key] = (incoming, now + STALL_MS)
+                self.joint.peers.drop(incoming.peer, False)
         self._serve()
 
     def spoiled(self, key: Key) -> None:
         """A frame came that does not fit: the two sides mean different things."""
         if key in self._in:
             self._in[key].spoiled = True
-
-    def fetch(self, job: Fetch) -> None:
-        """A prompt is wanted here."""
-        self._in[job.key] = Incoming(job, self.joint.now())
-        if job.refused:
-            self._fail(job.key, job.refused)
-            return
-        self.carry(self.target.expect(*job.key, job.peer, self.joint.now()))
-        if job.key in self._in:
-            threading.Thread(target=self._ask, args=(job,), name="ask", daemon=True).start()
-
-    def _ask(self, job: Fetch) -> None:
-        try:
-            address = Address.of(job.doorbell)
-            told = ring(address, Ring("fetch", *job.key, self.joint.name, self.joint.listening))
-        except InvalidInput as error:
-            told = Told(str(error)[:300])
-        if told.refused:
-            self.joint.events.put(partial(self._not_fetched, job.key, told.refused))
-
-    def _not_fetched(self, key: Key, why: str) -> None:
-        self.carry(self.target.cancelled(*key))
-        self._fail(key, why)
-
-    def cancel(self, request: str) -> None:
-        """Nobody waits for this request any more."""
-        for key in [key for key, each in self._in.items() if each.fetch.request == request]:
-            self.carry(self.target.cancelled(*key))
-            self._fail(key, "nobody waits for it")
-
-    def _fail(self, key: Key, why: str) -> None:
-        incoming = self._in.pop(key, None)
-        if incoming is None:
-            return
-        with self.joint.peers.turn:
-            self.joint.table.end(*key)
-        self.joint.count(failed=1, refused=float(incoming.reservation is None))
-        self.joint.log(f"{incoming.fetch.request}: its KV was not taken over: {why}")
-        self.joint.tell_received(incoming.fetch.request, failed=True)
-        self._serve()
 
     def carry(self, asked: Iterable[deeds.Deed]) -> None:
         """Do what the target asks."""
@@ -104,37 +201,42 @@ class Arriving:
                     self._arrived(key)
                 case deeds.Activate():
                     self._activate(key)
-                case deeds.FreeTarget():
-                    self._fail(key, "the handoff ended")
-                case deeds.Report():
-                    self._fail(key, f"{deed.reason} {deed.detail}".strip())
+                case deeds.FreeTarget() if key in self._in:
+                    self._fail(self._in[key].wanted, "the handoff ended")
+                case deeds.Report() if key in self._in:
+                    self._fail(self._in[key].wanted, f"{deed.reason} {deed.detail}".strip())
 
     def _serve(self) -> None:
         while self._rooms and self._make_room(self._rooms[0]):
             self._rooms.popleft()
 
     def _make_room(self, wanted: deeds.MakeRoom) -> bool:
-        """Host memory for what comes, or why it must not; whether it waits no more."""
+        """A place for what comes, or why it must not; whether it waits no more."""
         key = (wanted.id, wanted.epoch)
         incoming = self._in.get(key)
         if incoming is None or self.target.phase(wanted.id) is not Phase.WAITING:
             return True
-        found = self._passage(wanted, incoming.fetch)
+        found = self._passage(wanted, incoming)
         if isinstance(found, str):
             self.carry(self.target.no_room(*key, Reason.INCOMPATIBLE, 0, found))
             return True
-        there = found.arriving.storage.block_tokens
-        count, held = blocks_for(wanted.tokens, there), incoming.fetch.held_tokens // there
-        size = allocate(found.arriving, 0).bytes_per_block * count
-        limit = int(self.joint.settings.staging_gib * (1 << 30))
-        if size > limit:
-            self.carry(self.target.no_room(*key, Reason.TOO_LARGE, 0, f"{size:,} bytes of host memory"))
-            return True
-        if sum(each.staged for each in self._in.values()) + size > limit:
-            return False
-        incoming.staging, incoming.passage, incoming.staged = allocate(found.arriving, count), found, size
-        tables = incoming.staging.tables(range(held, count), held)
-        incoming.reservation = Reservation(*key, dict(enumerate(tables)))
+        job, there = incoming.wanted.fetch, found.arriving.storage.block_tokens
+        count, held = blocks_for(job.tokens, there), job.held_tokens // there
+        own = self.joint.kept_own if found.wanted == self.joint.kept.state else None
+        if own is not None:
+            incoming.is_direct = True
+            tables = tuple(layer.table(job.blocks[held:count], held) for layer in own)
+        else:
+            size = allocate(found.arriving, 0).bytes_per_block * count
+            limit = int(self.joint.settings.staging_gib * (1 << 30))
+            if size > limit:
+                self.carry(self.target.no_room(*key, Reason.TOO_LARGE, 0, f"{size:,} bytes of host memory"))
+                return True
+            if sum(each.staged for each in self._in.values()) + size > limit:
+                return False
+            incoming.staging, incoming.staged = allocate(found.arriving, count), size
+            tables = incoming.staging.tables(range(held, count), held)
+        incoming.passage, incoming.reservation = found, Reservation(*key, dict(enumerate(tables)))
         with self.joint.peers.turn:
             refused = self.joint.table.reserve(incoming.reservation)
         if refused is not None:
@@ -144,16 +246,20 @@ class Arriving:
         self.carry(self.target.room(*key, held, incoming.reservation.expected_bytes, self.joint.now()))
         return True
 
-    def _passage(self, wanted: deeds.MakeRoom, job: Fetch) -> Passage | str:
+    def _passage(self, wanted: deeds.MakeRoom, incoming: Incoming) -> Passage | str:
+        """From what is offered to what is kept here: in vLLM's own order of a block if that is offered, else in the canonical."""
+        job, kept = incoming.wanted.fetch, self.joint.kept.state
         if wanted.tokens != job.tokens:
             return f"{wanted.tokens} tokens are offered of a prompt of {job.tokens}"
         try:
-            return passage(serial.from_msgpack(wanted.state).state, self.joint.state, Side.DECODE)
+            offered = serial.from_msgpack(wanted.state).state
         except InvalidInput as error:
             return f"its KV state cannot be read: {error}"[:480]
+        is_kept = bool(offered.storage.packing) and incoming.target is self.joint.blocks
+        return passage(offered, kept if is_kept else incoming.target.state, Side.DECODE)
 
     def _arrived(self, key: Key) -> None:
-        """The source is done and still holds it: count what is here; when it is everything, put it into vLLM's blocks."""
+        """The source is done and still holds it: count what is here; when it is everything, have it in vLLM's blocks."""
         incoming = self._in.get(key)
         if incoming is None or incoming.reservation is None:
             return
@@ -170,24 +276,32 @@ class Arriving:
         self.carry(self.target.counted(*key, arrived, missing, corrupt=spoiled))
 
     def _write(self, incoming: Incoming) -> None:
-        job, began = incoming.fetch, time.monotonic()
-        assert incoming.staging is not None
-        size = self.joint.state.storage.block_tokens
+        if incoming.staging is None:
+            return
+        job, found, began = incoming.wanted.fetch, incoming.passage, time.monotonic()
+        assert found is not None
+        is_kept = found.wanted == self.joint.kept.state
+        blocks = self.joint.kept if is_kept else incoming.target
+        size = found.wanted.storage.block_tokens
         begin, end = job.held_tokens // size, blocks_for(job.tokens, size)
-        places = range(-begin, end - begin)
-        for number, room in enumerate(self.joint.blocks.like(end - begin)):
+        is_same = found.is_copy and found.arriving.storage == found.wanted.storage
+        rooms = blocks.like(0 if is_same else end - begin)
+        for number, room in enumerate(rooms):
             layer = incoming.staging.layers[number]
-            rewrite_layer(layer, range(incoming.staging.blocks), room, places, begin * size, job.tokens)
-            self.joint.blocks.write(number, list(job.blocks[begin:end]), room)
-        assert incoming.passage is not None
-        self.joint.count(conversions=float(not incoming.passage.is_copy), conversion_seconds=time.monotonic() - began)
+            if is_same:
+                room = replace(layer, bytes=layer.bytes[begin * layer.stride :])
+            else:
+                places = range(-begin, end - begin)
+                rewrite_layer(layer, range(incoming.staging.blocks), room, places, begin * size, job.tokens)
+            blocks.write(number, job.blocks[begin:end], room)
+        blocks.settle()
+        if not found.is_copy:
+            self.joint.count(conversions=1, conversion_seconds=time.monotonic() - began)
 
     def _activate(self, key: Key) -> None:
-        incoming = self._in.pop(key)
+        hit("vllm.decode.activate")
+        incoming = self._end(key)
         assert incoming.reservation is not None
-        with self.joint.peers.turn:
-            self.joint.table.end(*key)
-        took = (self.joint.now() - incoming.began) / 1000
-        self.joint.count(received=1, received_bytes=incoming.reservation.expected_bytes, seconds=took)
-        self.joint.tell_received(incoming.fetch.request)
+        self.joint.count(received_bytes=incoming.reservation.expected_bytes)
+        self._tell(incoming.wanted)
         self._serve()

@@ -6,7 +6,7 @@ Written for the V1 connector API of vLLM 0.32 and 0.33.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base  # type: ignore[import-not-found, unused-ignore]
@@ -18,7 +18,9 @@ from vllm.logger import init_logger  # type: ignore[import-not-found, unused-ign
 
 import vllm  # type: ignore[import-not-found, unused-ignore]
 from diptych.boundary.messages import Speaker
+from diptych.design.boundary import Ownership
 from diptych.integrations.vllm.counts import COUNTERS, GAUGES, added
+from diptych.integrations.vllm.host import Rank
 from diptych.integrations.vllm.joint import Joint
 from diptych.integrations.vllm.scheduling import SchedulerSide, Step
 from diptych.integrations.vllm.settings import Settings
@@ -51,6 +53,20 @@ class DiptychHandshake(base.KVConnectorHandshakeMetadata):  # type: ignore[misc,
 
     worker: str
     doorbell: str
+
+
+@dataclass
+class DiptychRooms(base.KVConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
+    """From the workers to the scheduler's side: ranks that have room for a prompt that is to be made, and prompts for nobody."""
+
+    roomy: dict[str, int]
+    forsaken: set[str]
+
+    def aggregate(self, other: Any) -> DiptychRooms:
+        """All ranks' words as one."""
+        names = {*self.roomy, *other.roomy}
+        roomy = {name: self.roomy.get(name, 0) + other.roomy.get(name, 0) for name in names}
+        return DiptychRooms(roomy, self.forsaken | other.forsaken)
 
 
 class DiptychStats(KVConnectorStats):  # type: ignore[misc, unused-ignore]
@@ -94,18 +110,26 @@ class DiptychConnector(base.KVConnectorBase_V1):  # type: ignore[misc, unused-ig
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         refuse_unknown_api()
         super().__init__(vllm_config, role, kv_cache_config)
-        self._settings = Settings.of(self._kv_transfer_config.kv_connector_extra_config)
+        config = self._kv_transfer_config
+        self._settings = Settings.of(config.kv_connector_extra_config, is_prefill=config.is_kv_producer)
         scheduler = role is base.KVConnectorRole.SCHEDULER
         self._scheduler = (
             SchedulerSide(vllm_config.parallel_config.tensor_parallel_size, self._settings) if scheduler else None
         )
         self._joint: Joint | None = None
+        self._layers: dict[str, int] = {}
+        self._rooms: DiptychRooms | None = None
         self._gauges: dict[str, float] = {}
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
         """Blocks that move while prompts are kept would be read elsewhere (asked by vLLM 0.33)."""
         return False
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Under push each layer's blocks are sent as it ends, which a graph of the whole pass would not show."""
+        return extra_config.get("ownership") == Ownership.PUSH
 
     # --- the scheduler's side ---------------------------------------------------------------------------------------
 
@@ -122,10 +146,17 @@ class DiptychConnector(base.KVConnectorBase_V1):  # type: ignore[misc, unused-ig
         self._side.allocated(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> DiptychMetadata:
-        return DiptychMetadata(self._side.step())
+        state = scheduler_output.kv_connector_block_state
+        return DiptychMetadata(self._side.step(scheduler_output.num_scheduled_tokens, state.get_block_ids))
 
     def update_connector_output(self, connector_output: Any) -> None:
         self._side.loading -= set(connector_output.finished_recving or ())
+        rooms = connector_output.kv_connector_worker_meta
+        if rooms is not None:
+            self._side.heard(rooms.roomy, rooms.forsaken)
+
+    def has_pending_push_work(self) -> bool:
+        return self._side.is_making
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self._side.finished(request, block_ids)
@@ -141,35 +172,42 @@ class DiptychConnector(base.KVConnectorBase_V1):  # type: ignore[misc, unused-ig
         from diptych.integrations.vllm.selftest import blocks_of
 
         blocks = blocks_of(self._vllm_config, kv_caches, self._kv_cache_config, self._settings)
-        self._rank = _rank()
-        name = f"{str(self._kv_transfer_config.engine_id)[:100]}-{self._rank}"
+        from vllm.distributed import (  # type: ignore[import-not-found, unused-ignore]
+            get_tensor_model_parallel_rank,
+            get_tensor_model_parallel_world_size,
+        )
+
+        self._layers = {name: number for number, name in enumerate(kv_caches)}
+        engine = str(self._kv_transfer_config.engine_id)
+        rank = Rank(engine, int(get_tensor_model_parallel_rank()), int(get_tensor_model_parallel_world_size()))
         speaker = Speaker.PREFILL if self._kv_transfer_config.is_kv_producer else Speaker.DECODE
-        self._joint = Joint(name, blocks, self._settings, log.warning, speaker)
+        self._joint = Joint(rank, blocks, self._settings, log.warning, speaker)
         log.info("diptych: %s in blocks of %d tokens, asked at %s", blocks.state.format,
                  blocks.state.storage.block_tokens, self._joint.doorbell)  # fmt: skip
 
     def get_handshake_metadata(self) -> DiptychHandshake | None:
-        return DiptychHandshake(self._joint.name, self._joint.doorbell) if self._joint else None
+        return DiptychHandshake(self._joint.rank.name, self._joint.doorbell) if self._joint else None
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        for request, tell in kv_connector_metadata.step.halt:
+            if self._joint is not None:
+                self._joint.halt(request, tell)  # before this step's forward pass fills its blocks for others
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        joint, meta = self._joint, self._get_connector_metadata().step
+        joint, step = self._joint, self._get_connector_metadata().step
         assert joint is not None
-        for keep in meta.keep:
-            joint.keep(keep)
-        for fetch, ticket in meta.fetch:
-            place = ticket.ranks[self._rank] if ticket is not None and not fetch.refused else Place("-", "-")
-            joint.fetch(replace(fetch, doorbell=place.doorbell, peer=place.worker))
-        for tell, ticket in meta.tell:
-            if self._rank < len(ticket.ranks):
-                joint.tell(replace(tell, doorbell=ticket.ranks[self._rank].doorbell))
-        for request in meta.cancel:
-            joint.cancel(request)
+        for carry, jobs in ((joint.make, step.make), (joint.keep, step.keep), (joint.fetch, step.fetch),
+                            (joint.say, step.tell if joint.rank.number == 0 else ()), (joint.cancel, step.cancel)):  # fmt: skip
+            for job in jobs:
+                carry(job)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         pass  # nothing is loaded while a forward pass needs it
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        pass  # blocks are read once a prompt is whole
+        if self._joint is not None:
+            for job in self._get_connector_metadata().step.made:
+                self._joint.made(job, self._layers[layer_name])
 
     def wait_for_save(self) -> None:
         pass
@@ -178,7 +216,13 @@ class DiptychConnector(base.KVConnectorBase_V1):  # type: ignore[misc, unused-ig
         if self._joint is None:
             return base.KVConnectorTransferResults()
         found = self._joint.take()
+        roomy = dict.fromkeys(found.roomy, 1)
+        self._rooms = DiptychRooms(roomy, found.forsaken) if roomy or found.forsaken else None
         return base.KVConnectorTransferResults(found.sent, found.received, found.failed)
+
+    def build_connector_worker_meta(self) -> DiptychRooms | None:
+        rooms, self._rooms = self._rooms, None
+        return rooms
 
     def get_kv_connector_stats(self) -> DiptychStats | None:
         if self._joint is None:
@@ -216,9 +260,3 @@ def refuse_unknown_api() -> None:
             f"DiptychConnector follows the connector API of vLLM {' and '.join(KNOWN)}; this is vLLM {vllm.__version__},"
             " whose API it does not know. Use one of those, or a newer diptych."
         )
-
-
-def _rank() -> int:
-    from vllm.distributed import get_tensor_model_parallel_rank  # type: ignore[import-not-found, unused-ignore]
-
-    return int(get_tensor_model_parallel_rank())

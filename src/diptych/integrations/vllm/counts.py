@@ -7,6 +7,7 @@ COUNTERS = {
     "received": "prompts taken over from prefill workers",
     "sent_bytes": "bytes of KV sent",
     "received_bytes": "bytes of KV received and counted",
+    "early_bytes": "bytes of KV that left before their prompt was whole (push)",
     "seconds": "seconds from asking for a prompt to having it",
     "conversions": "prompts that were rewritten in another form",
     "conversion_seconds": "seconds of rewriting on this side",

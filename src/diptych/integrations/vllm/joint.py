@@ -3,12 +3,15 @@
 The rules are not here. `runtime.handoff` says what is to be done, `runtime.peer` moves frames, `boundary` converts; this runs
 them beside vLLM's engine, which asks in passing and is told what has finished.
 
-Nothing is written into vLLM's blocks before every byte of a prompt is here, counted and right, and the source, still holding it
-under the same epoch, has said that it is done. The source reads blocks that vLLM gives back only when this says so.
+Nothing that is received is vLLM's to read before every byte of a prompt is here, counted and right, and the source, still holding
+it under the same epoch, has said that it is done. Both sides use blocks that vLLM gives to others only when this says so.
 """
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -16,14 +19,14 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from diptych.boundary import serial
-from diptych.boundary.frame import OLDEST_VERSION, VERSION
+from diptych.boundary.frame import MAX_PAYLOAD, OLDEST_VERSION, VERSION
 from diptych.boundary.messages import Hello, Speaker
 from diptych.boundary.wire_table import WireTable
 from diptych.integrations.vllm.arriving import Arriving
 from diptych.integrations.vllm.counts import Counts, added, nothing
 from diptych.integrations.vllm.doorbell import Doorbell, Ring, ring
-from diptych.integrations.vllm.host import Blocks
-from diptych.integrations.vllm.jobs import Fetch, Finished, Keep, Tell
+from diptych.integrations.vllm.host import Blocks, Rank
+from diptych.integrations.vllm.jobs import Fetch, Finished, Keep, Made, Make, Tell
 from diptych.integrations.vllm.leaving import Leaving
 from diptych.integrations.vllm.settings import Settings
 from diptych.runtime.peer import events
@@ -38,42 +41,66 @@ class Joint:
 
     def __init__(
         self,
-        name: str,
+        rank: Rank,
         blocks: Blocks,
         settings: Settings,
         log: Callable[[str], None],
         speaker: Speaker = Speaker.PREFILL,
     ) -> None:
-        self.name, self.blocks, self.settings, self.log = name, blocks, settings, log
-        self.state = blocks.state
+        self.rank, self.blocks, self.settings, self.log = rank, blocks, settings, log
+        self.state, self.kept = blocks.state, blocks.kept()
+        self.kept_own, self.kept_digest = self.kept.own(), serial.digest(self.kept.state)
         self.table, self.events = WireTable(), SimpleQueue[events.Event | Callable[[], None] | None]()
-        digest = bytes.fromhex(serial.digest(self.state))
-        hello = Hello(speaker, name, time.time_ns() & ((1 << 62) - 1), OLDEST_VERSION, VERSION, digest)
-        self.peers = Peers(hello, self.table, self.events.put)
+        digest, life = bytes.fromhex(serial.digest(self.state)), time.time_ns() & ((1 << 62) - 1)
+        hello = Hello(speaker, rank.name, life, OLDEST_VERSION, VERSION, digest, MAX_PAYLOAD, rank.number, rank.ranks)
+        self.peers = Peers(hello, self.table, self.events.put, settings.tls)
         self._finished, self._counts, self._gate = Finished(), nothing(), threading.Lock()
         self._began = time.monotonic_ns()
         self.leaving, self.arriving = Leaving(self), Arriving(self)
-        here = Address(host=settings.host)
-        self.listening = str(self.peers.listen(here))
-        self._doorbell = Doorbell(here, self.leaving.rung)
+        self._folder = "" if settings.host else tempfile.mkdtemp(prefix="diptych-")
+        self.listening = str(self.peers.listen(self._address("peer", 0)))
+        self._doorbell = Doorbell(self._address("bell", settings.port), self.leaving.rung, settings.tls)
         self.doorbell = str(self._doorbell.address)
         self._thread = threading.Thread(target=self._run, name="joint", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
+
+    def _address(self, name: str, port: int) -> Address:
+        """Where something of this worker's listens: a socket file that only its user reaches, unless a host or port is wanted."""
+        if not self.settings.host and not port:
+            return Address(path=f"{self._folder}/{name}.sock")
+        return Address(host=self.settings.host or "127.0.0.1", port=port and port + self.rank.number)
 
     # --- from vLLM, on any thread -------------------------------------------------------------------------------------
+
+    def make(self, job: Make) -> None:
+        """Push: a prompt is to be made; `take` tells when there is room for it, or never will be."""
+        self.events.put(partial(self.leaving.make, job))
+
+    def made(self, job: Made, layer: int) -> None:
+        """Push: a forward pass has filled this layer's blocks."""
+        self.events.put(partial(self.leaving.made, job, layer, self.blocks.fence()))
 
     def keep(self, job: Keep) -> None:
         """A prompt is computed here."""
         self.events.put(partial(self.leaving.keep, job))
 
+    def halt(self, request: str, tell: bool) -> None:
+        """Push: a prompt that was being made is given up. Where vLLM is not to be told, wait until nothing reads its blocks."""
+        self.events.put(partial(self.leaving.halt, request, tell))
+        while not tell and not self._ask(partial(self.leaving.is_quiet, request)):
+            time.sleep(0.001)
+
     def fetch(self, job: Fetch) -> None:
         """A prompt is wanted here; `take` tells when it is here or failed."""
         self.events.put(partial(self.arriving.fetch, job))
 
-    def tell(self, job: Tell) -> None:
-        """Say something short to a prefill worker, without waiting for it."""
+    def say(self, job: Tell) -> None:
+        """Say something short to prefill's ranks, without waiting for them."""
         question = Ring(job.deed, *job.key)  # type: ignore[arg-type]
-        threading.Thread(target=ring, args=(Address.of(job.doorbell), question), name="tell", daemon=True).start()
+        for doorbell in job.doorbells:
+            asked = (Address.of(doorbell), question, self.settings.tls)
+            threading.Thread(target=ring, args=asked, name="tell", daemon=True).start()
 
     def cancel(self, request: str) -> None:
         """Nobody waits for this request any more."""
@@ -98,10 +125,13 @@ class Joint:
 
     def close(self) -> None:
         """End everything; connections are cut."""
+        atexit.unregister(self.close)
         self.events.put(None)
         self._doorbell.close()
         self.peers.close()
         self._thread.join(5)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- from the two halves ------------------------------------------------------------------------------------------
 
@@ -114,17 +144,34 @@ class Joint:
         with self._gate:
             self._counts = added(self._counts, counts)
 
-    def tell_sent(self, request: str) -> None:
-        """vLLM may have this request's blocks back."""
+    def tell(
+        self, *, sent: str = "", received: str = "", failed: str = "", roomy: str = "", forsaken: str = ""
+    ) -> None:
+        """vLLM may have a request's blocks back; its prompt is here, or never will be; may be made, or goes to nobody."""
         with self._gate:
-            self._finished.sent.add(request)
+            for name, request in (
+                ("sent", sent),
+                ("received", received),
+                ("failed", failed),
+                ("roomy", roomy),
+                ("forsaken", forsaken),
+            ):
+                if request:
+                    getattr(self._finished, name).add(request)
 
-    def tell_received(self, request: str, failed: bool = False) -> None:
-        """This request's prompt is here, or never will be."""
-        with self._gate:
-            self._finished.received.add(request)
-            if failed:
-                self._finished.failed.add(request)
+    def _ask(self, question: Callable[[], bool]) -> bool:
+        """Have something looked at on the joint's thread; True once that has ended."""
+        answered, box = threading.Event(), list[bool]()
+
+        def answer() -> None:
+            box.append(question())
+            answered.set()
+
+        self.events.put(answer)
+        while not answered.wait(0.1):
+            if not self._thread.is_alive():
+                return True
+        return box[0]
 
     # --- its thread ---------------------------------------------------------------------------------------------------
 
@@ -163,6 +210,6 @@ class Joint:
             case events.Unread():
                 source.unread((event.id, event.epoch))
             case events.Freed():
-                pass  # what arrives lies in memory of its own, which nobody else gets
+                target.freed((event.id, event.epoch))
             case _:
                 event()

@@ -8,9 +8,11 @@ that stand at each place of the block say which element it is.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from diptych.errors import Finding, InvalidInput
@@ -49,10 +51,36 @@ def find_packing(write: Write, parts: int, heads: int, tokens: int, dim: int) ->
     return places.reshape(parts, heads, tokens, dim)
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One part of a block as a strided view: where its first element is, and the steps of a head, a token and a dim."""
+
+    begin: int
+    steps: tuple[int, int, int]
+
+
+def runs_of(places: NDArray[np.int64]) -> tuple[Run, ...] | None:
+    """Each part's elements as a strided view of a block, where a backend keeps them so; else None."""
+    found = []
+    for part in places:
+        begin = int(part[0, 0, 0])
+        ends = (part[1:2, 0, 0], part[0, 1:2, 0], part[0, 0, 1:2])
+        steps = tuple(int(end[0]) - begin if end.size else 1 for end in ends)
+        head, token, dim = (np.arange(count) * step for count, step in zip(part.shape, steps, strict=True))
+        if min(steps) < 1 or not np.array_equal(part, begin + head[:, None, None] + token[:, None] + dim):
+            return None
+        found.append(Run(begin, steps))  # type: ignore[arg-type]
+    return tuple(found)
+
+
 def name_of(places: NDArray[np.int64]) -> str:
-    """ "" where a block lies plainly as (parts, heads, tokens, dim), else a name by which two packings can be told apart."""
+    """A name by which two packings can be told apart: what it is, and a digest of every element's place."""
+    return f"{_kind_of(places)} {xxhash.xxh3_64_hexdigest(np.ascontiguousarray(places).tobytes())}"
+
+
+def _kind_of(places: NDArray[np.int64]) -> str:
     if np.array_equal(places.reshape(-1), np.arange(places.size)):
-        return ""
+        return "plain"
     parts, heads, tokens, dim = places.shape
     plain = np.arange(places.size).reshape(heads, parts, tokens, dim)
     for part in range(parts):

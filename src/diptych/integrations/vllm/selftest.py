@@ -14,7 +14,7 @@ from diptych.boundary.element import Element
 from diptych.errors import Finding, InvalidInput
 from diptych.integrations.vllm.cache import TorchBlocks
 from diptych.integrations.vllm.facts import Facts, weights_digest
-from diptych.integrations.vllm.packing import BASE, Values, find_packing, name_of
+from diptych.integrations.vllm.packing import BASE, Values, find_packing
 from diptych.integrations.vllm.settings import Settings
 
 _FLOATS = {Element.E4M3FN: torch.float8_e4m3fn, Element.E5M2: torch.float8_e5m2}
@@ -43,7 +43,7 @@ def blocks_of(config: Any, caches: Mapping[str, torch.Tensor], kv_cache_config: 
         if not np.array_equal(stands[places], digits.transpose(0, 2, 1, 3)):
             raise _unlike(f"{name} keeps its blocks in another order than {first}")
         tensor[[0, -1]] = 0
-    return TorchBlocks.of(tensors, places, state, name_of(places))
+    return TorchBlocks.of(tensors, places, state, config.model_config.get_total_num_kv_heads())
 
 
 class _Writer:

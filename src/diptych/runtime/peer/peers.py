@@ -104,11 +104,12 @@ class Peers:
         with self._gate:
             self._closed = True
             links = list(self._links.values())
-        if self._listener is not None:
-            path = self._listener.getsockname() if self._listener.family == socket.AF_UNIX else ""
+            listener, self._listener = self._listener, None
+        if listener is not None:
+            path = listener.getsockname() if listener.family == socket.AF_UNIX else ""
             with contextlib.suppress(OSError):  # an accept that waits returns
-                self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
             if path and os.path.exists(path):
                 os.unlink(path)
         for link in links:
