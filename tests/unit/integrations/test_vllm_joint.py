@@ -17,6 +17,7 @@ from diptych.integrations.vllm.doorbell import Ring, ring
 from diptych.integrations.vllm.jobs import Fetch, Keep, Tell
 from diptych.integrations.vllm.ticket import Place
 from diptych.runtime.peer.address import Address
+from diptych.runtime.peer.events import Freed
 
 
 @pytest.fixture
@@ -60,6 +61,52 @@ def test_what_arrives_means_what_was_computed(made, first, second, wire, tokens)
     assert all(float(tensor[others].float().abs().max()) == 0 for tensor in decode.tensors)
     counts = decode.joint.counted()
     assert (counts["received"], counts["failed"], counts["open_transfers"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("how", ["as it lies", "as it lies, through the host", "any order, through the host"])
+def test_every_way_through_memory_ends_the_same(made, how) -> None:
+    """What a CPU does with its own memory, and what a tensor on a GPU or in an odd order does instead."""
+    prefill, decode = pair(made, Worker(32, "torch.bfloat16"), Worker(32, "torch.bfloat16"))
+    for worker in (prefill, decode) if "host" in how else ():
+        worker.joint.kept_own = None
+        if how.startswith("any"):
+            worker.joint.kept_digest = ""
+            index = torch.from_numpy(worker.blocks.places.reshape(-1).copy())
+            worker.joint.blocks = replace(worker.blocks, _runs=None, _index=index)
+    told = values(150)
+    prefill.put(told, [0, 4, 2, 3, 9])
+    prefill.joint.keep(Keep(KEY, "p", (0, 4, 2, 3, 9), 150))
+    decode.fetch(prefill, 150, [8, 9, 10, 1, 2], held=32)
+    assert not decode.wait(received="d").failed
+    np.testing.assert_array_equal(decode.get(150, [8, 9, 10, 1, 2])[:, :, 32:], told[:, :, 32:])
+    assert float(decode.tensors[0][8].float().abs().max()) == 0
+
+
+def test_blocks_that_are_given_up_are_told_only_when_nothing_writes_into_them(made) -> None:
+    """A request that ends while its bytes arrive: vLLM gets its blocks when the connection that writes them has let go."""
+    prefill, decode = pair(made, Worker(32, "torch.float32"), Worker(32, "torch.float32"))
+    prefill.joint.keep(Keep(KEY, "p", (1,), 20))
+    table, ended = decode.joint.table, threading.Event()
+    end = table.end
+
+    def writing(id, epoch):
+        ended.set()
+        end(id, epoch)
+        return False
+
+    table.end = writing
+    prefill.joint.leaving.carry = lambda _: None  # it never sends
+    decode.fetch(prefill, 20, [4])
+    while not decode.joint.arriving.open:
+        time.sleep(0.001)
+    incoming = next(iter(decode.joint.arriving._in.items()))
+    incoming[1].is_direct, incoming[1].reservation = True, object()
+    decode.joint.cancel("d")
+    assert ended.wait(5)
+    time.sleep(0.1)
+    assert not decode.joint.take().received
+    decode.joint.events.put(Freed(*incoming[0]))
+    assert decode.wait(received="d").failed == {"d"}
 
 
 def test_only_what_is_missing_travels_and_what_is_here_is_left_alone(made) -> None:

@@ -155,6 +155,11 @@ def test_what_a_cache_flag_stores(flag, element) -> None:
     assert facts(cache_dtype=flag).state().format.element is element
 
 
+def test_what_fp8_means_on_another_gpu() -> None:
+    assert facts(cache_dtype="fp8", fnuz=True).state().format.element is Element.E4M3FNUZ
+    assert facts(cache_dtype="fp8_e5m2", fnuz=True).state().format.element is Element.E5M2
+
+
 @pytest.mark.parametrize("flag", ["nvfp4", "int8_per_token_head", "turboquant"])
 def test_a_cache_that_is_not_handed_over_is_refused(flag) -> None:
     with pytest.raises(InvalidInput, match="is not handed over"):

@@ -24,7 +24,7 @@ _SAMPLED = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """`kv_heads`: of one rank. `cache_dtype`: as the flag says it, "auto" being the model's."""
+    """`kv_heads`: of one rank. `cache_dtype`: as the flag says it, "auto" being the model's. `fnuz`: fp8 as MI300 has it."""
 
     model: str
     revision: str
@@ -36,6 +36,7 @@ class Facts:
     block_tokens: int
     model_dtype: str
     cache_dtype: str
+    fnuz: bool = False
 
     def state(self) -> KVState:
         """The state of one rank, in the canonical order of a block. Raises InvalidInput."""
@@ -51,7 +52,9 @@ class Facts:
         if self.cache_dtype in ("auto", ""):
             return Format(element_named(self.model_dtype))
         if self.cache_dtype in CACHE_ELEMENTS:
-            return Format(CACHE_ELEMENTS[self.cache_dtype], Scaling(ScaleSource.UNIT))
+            element = CACHE_ELEMENTS[self.cache_dtype]
+            fnuz = self.fnuz and element is Element.E4M3FN
+            return Format(Element.E4M3FNUZ if fnuz else element, Scaling(ScaleSource.UNIT))
         try:
             element = element_named(self.cache_dtype)
         except InvalidInput:

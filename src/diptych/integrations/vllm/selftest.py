@@ -17,7 +17,11 @@ from diptych.integrations.vllm.facts import Facts, weights_digest
 from diptych.integrations.vllm.packing import BASE, Values, find_packing
 from diptych.integrations.vllm.settings import Settings
 
-_FLOATS = {Element.E4M3FN: torch.float8_e4m3fn, Element.E5M2: torch.float8_e5m2}
+_FLOATS = {
+    Element.E4M3FN: torch.float8_e4m3fn,
+    Element.E4M3FNUZ: torch.float8_e4m3fnuz,
+    Element.E5M2: torch.float8_e5m2,
+}
 SEED = 20261129
 
 
@@ -68,6 +72,8 @@ class _Writer:
 
 
 def _facts(config: Any, layers: Mapping[str, Any], kv_cache_config: Any, settings: Settings) -> Facts:
+    from vllm.platforms import current_platform  # type: ignore[import-not-found, unused-ignore]
+
     model, layer = config.model_config, next(iter(layers.values()))
     text = model.hf_text_config
     rope = dict(getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {})
@@ -85,6 +91,7 @@ def _facts(config: Any, layers: Mapping[str, Any], kv_cache_config: Any, setting
         block_tokens=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
         model_dtype=str(model.dtype),
         cache_dtype=str(config.cache_config.cache_dtype),
+        fnuz=bool(current_platform.is_fp8_fnuz()),
     )
 
 
