@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from diptych.runtime.gateway.charges import GRAIN, Charge
 from diptych.runtime.gateway.mailbox import Mailbox
 from diptych.runtime.gateway.prefix_index import names_of
 from diptych.runtime.messages import Chosen, Params
-
-GRAIN = 32
-"""Tokens per name of a prefix."""
-
-
-@dataclass(slots=True)
-class Charge:
-    """What an answer counts for on one worker: tokens of load, prompt tokens ahead of others, a stream."""
-
-    worker: str
-    load: int
-    ahead: int
-    stream: int
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +44,11 @@ class Answer:
     def todo(self) -> int:
         """Tokens that must be in KV before it goes on."""
         return len(self.prompt) + self.count
+
+    @property
+    def tpot(self) -> float:
+        """Mean seconds per token after the first; more than one was given."""
+        return (self.last - self.first) / (self.count - 1)
 
     @property
     def blocks(self) -> tuple[bytes, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from diptych.runtime.gateway.answer import GRAIN, Answer
+from diptych.runtime.gateway.answer import Answer
 from diptych.runtime.gateway.attempts import Route
 from diptych.runtime.gateway.budget import RetryBudget
+from diptych.runtime.gateway.charges import overlap
 from diptych.runtime.gateway.outlook import Expected, Mean
 from diptych.runtime.gateway.roster import Roster, Worker
 from diptych.runtime.gateway.settings import OnLoss, Settings
@@ -44,6 +45,21 @@ class Dispatch:
         if losses and not self.budget.take(now):
             return _refuse(answer, 503, "retry_budget", "too many requests are being tried again", 1.0)
         return self._checked(answer, way, prefill, decode, whole, losses)
+
+    def began(self, answer: Answer) -> None:
+        """Its first token is here: what its worker needs for a prompt token is learned."""
+        source = answer.source or answer.target
+        if answer.ahead and source:
+            self._roster[source].speed.per_token.add((answer.first - answer.began) / answer.ahead)
+
+    def finished(self, answer: Answer, now: float) -> None:
+        """It is complete, and still counts on its workers: what a step takes beside so many others is learned."""
+        if answer.target:
+            target = self._roster[answer.target]
+            target.succeeded()
+            if answer.count > 1:
+                target.speed.step.add(target.streams, answer.tpot)
+        self.answer_seconds.add(now - answer.began)
 
     def _policy(self, answer: Answer) -> OnLoss:
         return self._settings.prefill_loss if answer.lost_role == "prefill" else self._settings.decode_loss
@@ -116,28 +132,29 @@ class Dispatch:
         assert source is not None and target is not None, f"{way} without workers"  # noqa: PT018 - narrows both
         answer.ahead = source.ahead + max(1, answer.todo - overlap(source, answer))
         if not losses and not self._admits(source, target, answer.ahead):
-            wait = max(1.0, source.ahead * source.speed.per_token.value / 2)
-            return _refuse(
-                answer, 429, "overloaded", "the answer would begin or go on too slowly; try again later", wait
-            )
+            message = "the answer would begin or go on too slowly; try again later"
+            return _refuse(answer, 429, "overloaded", message, self._until_room(source, target))
         return Route(way, source.name if apart else "", target.name)
 
     def _admits(self, source: Worker, target: Worker, ahead: int) -> bool:
         objectives = self._settings.objectives
         if objectives.ttft is None and objectives.tpot is None:
             return True
+        if not source.ahead and not target.streams:
+            return True  # no other time would be better, and what is believed of an idle worker may be old
         rule = Admission(
             ttft=objectives.ttft or _INFINITE,
             tpot=objectives.tpot or _INFINITE,
             decode_seconds=max(self.answer_seconds.value, 1e-3),
         )
         outlook = Expected(source.speed, target.speed, ahead)
-        return rule.admits(outlook, target.streams, 0, outlook.ttft())
+        return rule.admits(outlook, target.streams - target.coming, target.coming, outlook.ttft())
 
-
-def overlap(worker: Worker, answer: Answer) -> int:
-    """Prompt tokens that the worker may have in its cache; never all of them."""
-    return min(worker.prefixes.match(answer.blocks) * GRAIN, len(answer.prompt) - 1)
+    def _until_room(self, source: Worker, target: Worker) -> float:
+        """Seconds after which another try is worth it: half of what waits is done, or half of what runs."""
+        waiting = source.ahead * source.speed.per_token.value / 2
+        running = self.answer_seconds.value / 2 if target.streams > target.coming else 0.0
+        return max(1.0, waiting, running)
 
 
 def _refuse(answer: Answer, status: int, code: str, message: str, after: float = 0.0) -> Route:

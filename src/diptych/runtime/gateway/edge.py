@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
-import ipaddress
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from hashlib import sha256
-from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -20,29 +16,18 @@ from diptych.runtime.gateway.fields import OUR_HEADERS, ChatFields, CompletionFi
 from diptych.runtime.gateway.http import Gone, Headers, Receive, Request, Response, Scope, Send
 from diptych.runtime.gateway.mailbox import Event, Lost
 from diptych.runtime.gateway.meters import CONTENT_TYPE
+from diptych.runtime.gateway.page import ASSETS, show
 from diptych.runtime.gateway.refusal import Refusal, invalid
 from diptych.runtime.gateway.service import Service
 from diptych.runtime.gateway.snapshot import ledger, snapshot
+from diptych.runtime.gateway.who import digest, is_local, same
 from diptych.runtime.gateway.writers import StreamWriter, WholeWriter
 
 log = logging.getLogger("diptych.gateway")
 
 Handler = Callable[[Request, Response], Awaitable[None]]
 
-_POLICY = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_PAGE: Headers = [
-    (b"content-security-policy", _POLICY),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-store"),
-]
 _FIXED: Headers = [(b"x-content-type-options", b"nosniff")]
-_ASSETS = {"/ui": ("index.html", b"text/html; charset=utf-8"), "/ui/": ("index.html", b"text/html; charset=utf-8"),
-           "/ui/ui.js": ("ui.js", b"text/javascript; charset=utf-8"),
-           "/ui/ui.css": ("ui.css", b"text/css; charset=utf-8")}  # fmt: skip
 
 
 class Edge:
@@ -50,8 +35,8 @@ class Edge:
 
     def __init__(self, service: Service) -> None:
         self._service, self._settings = service, service.settings
-        self._key = _digest(self._settings.api_key) if self._settings.api_key else None
-        self._admin = _digest(self._settings.admin_token) if self._settings.admin_token else None
+        self._key = digest(self._settings.api_key) if self._settings.api_key else None
+        self._admin = digest(self._settings.admin_token) if self._settings.admin_token else None
         self._routes: dict[str, dict[str, tuple[Handler, Callable[[Request], None]]]] = {
             "/v1/chat/completions": {"POST": (self._chat, self._for_clients)},
             "/v1/completions": {"POST": (self._completion, self._for_clients)},
@@ -62,7 +47,7 @@ class Edge:
             "/ui/data": {"GET": (self._data, self._for_operators)},
             "/debug/ledger": {"GET": (self._ledger, self._for_operators)},
             "/admin/drain": {"POST": (self._drain, self._for_operators)},
-            **{path: {"GET": (self._asset, self._for_this_machine)} for path in _ASSETS},
+            **{path: {"GET": (self._asset, self._for_this_machine)} for path in ASSETS},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,23 +104,23 @@ class Edge:
             if OUR_HEADERS.match(name):
                 said = name[:64].decode("latin-1")
                 raise invalid(f"the header {said} is not a client's to set", said, "forbidden_header")
-        if self._key is not None and not _same(request, self._key):
+        if self._key is not None and not same(request, self._key):
             raise Refusal(401, "the API key is missing or wrong", "invalid_api_key")
 
     def _for_clients_or_operators(self, request: Request) -> None:
-        if self._key is None or _same(request, self._key) or (self._admin and _same(request, self._admin)):
+        if self._key is None or same(request, self._key) or (self._admin and same(request, self._admin)):
             return
         raise Refusal(401, "the API key is missing or wrong", "invalid_api_key")
 
     def _for_this_machine(self, request: Request) -> None:
-        if not _is_local(request):
+        if not is_local(request):
             raise Refusal(403, "this is shown on the same machine only", "not_local")
 
     def _for_operators(self, request: Request) -> None:
         self._for_this_machine(request)
         if self._admin is None:
             raise Refusal(403, "this server was started without an admin token", "no_admin_token")
-        if not _same(request, self._admin):
+        if not same(request, self._admin):
             raise Refusal(401, "the admin token is missing or wrong", "invalid_admin_token")
 
     # --- answers ----------------------------------------------------------------------------------------------------
@@ -182,7 +167,7 @@ class Edge:
             self._service.close(answers, why)
 
     async def _whole(self, asked: Asked, answers: list[Answer], response: Response) -> None:
-        writer = WholeWriter(asked, answers, self._service.tokenizer, self._service.finish_early)
+        writer = WholeWriter(asked, answers, self._service.tokenizer, self._service.answers.finish_early)
         while writer.open:
             for event in await answers[0].mailbox.take():
                 if isinstance(event, Lost):
@@ -192,7 +177,7 @@ class Edge:
 
     async def _stream(self, asked: Asked, answers: list[Answer], response: Response) -> None:
         """Nothing is sent before the first event, so that what fails at once fails with a status."""
-        writer = StreamWriter(asked, answers, self._service.tokenizer, self._service.finish_early)
+        writer = StreamWriter(asked, answers, self._service.tokenizer, self._service.answers.finish_early)
         mailbox = answers[0].mailbox
         while writer.open:
             events = await mailbox.take()
@@ -224,7 +209,7 @@ class Edge:
 
     async def _health(self, request: Request, response: Response) -> None:
         """Whether work moves, not whether a process lives."""
-        stuck = self._service.workforce.stuck()
+        stuck = self._service.stuck()
         up = [each.name for each in self._service.roster if each.up]
         is_well = bool(up) and not stuck
         said = {"status": "ok" if is_well else "stuck" if stuck else "no worker is up", "up": len(up), "stuck": stuck}
@@ -253,8 +238,7 @@ class Edge:
         await response.whole(200, _document({"worker": name, "status": "draining"}))
 
     async def _asset(self, request: Request, response: Response) -> None:
-        name, kind = _ASSETS[request.path]
-        await response.whole(200, files(__package__).joinpath("ui", name).read_bytes(), kind, _PAGE)
+        await show(request.path, response)
 
 
 class _NotAllowed(Refusal):
@@ -281,34 +265,6 @@ def _refusal(lost: Lost) -> Refusal:
 
 def _for_all(request: Request) -> None:
     """No secret is needed."""
-
-
-def _digest(secret: str) -> bytes:
-    return sha256(secret.encode()).digest()
-
-
-def _same(request: Request, wanted: bytes) -> bool:
-    """Whether the request carries the secret; takes as long for a wrong one as for the right one."""
-    scheme, _, said = request.headers.get(b"authorization", b"").partition(b" ")
-    return scheme.lower() == b"bearer" and hmac.compare_digest(sha256(said.strip()).digest(), wanted)
-
-
-def _is_local(request: Request) -> bool:
-    """A client on this machine that meant this machine: a page from elsewhere cannot make a browser ask in its name."""
-    if request.client is not None and not _is_loopback(request.client[0]):
-        return False
-    host = request.headers.get(b"host", b"localhost").decode("latin-1")
-    name = host.rsplit(":", 1)[0].strip("[]") if host.count(":") <= 1 or host.startswith("[") else host
-    origin = request.headers.get(b"origin")
-    own = (f"http://{host}".encode(), f"https://{host}".encode())
-    return (name == "localhost" or _is_loopback(name)) and (origin is None or origin in own)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == ""  # a socket file has no address
 
 
 def _document(value: Any) -> bytes:

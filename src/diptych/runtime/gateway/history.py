@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from diptych.runtime.gateway.meters import Meters
+from diptych.runtime.gateway.roster import Roster
+from diptych.runtime.messages import Handed
 
 if TYPE_CHECKING:
     from diptych.runtime.gateway.answer import Answer
-    from diptych.runtime.gateway.service import Service
-from diptych.runtime.messages import Handed
 
 POINTS = 300
 WINDOW = 120.0
@@ -29,10 +31,19 @@ class Finished:
     e2e: float
 
 
+class Watched(Protocol):
+    """What is watched: a gateway over our own workers, or over another engine's."""
+
+    roster: Roster
+    meters: Meters
+
+    def ledger(self) -> dict[str, int]: ...
+
+
 class History:
     """Filled by the service, read by `snapshot`. `told` counts the tokens given to clients."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Watched) -> None:
         self._service = service
         self._finished: deque[Finished] = deque(maxlen=20_000)
         self.points: deque[dict[str, Any]] = deque(maxlen=POINTS)
@@ -43,14 +54,20 @@ class History:
         self.conversions: Counter[str] = Counter()
         self.pairs: dict[tuple[str, str], list[float]] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=50)
-        self.told = self._bytes = 0
+        self.told, self._bytes = 0, 0.0
         self._next = 0.0
-        self._last = (0.0, 0, 0)
+        self._last = (0.0, 0.0, 0)
 
     def finished(self, answer: Answer, now: float) -> None:
+        tpot = answer.tpot if answer.count > 1 else None
+        self.lasted(Finished(now, answer.first - answer.began, tpot, now - answer.began))
+
+    def lasted(self, answer: Finished) -> None:
+        """One more; those that no percentile looks at any more are forgotten."""
         self.counts["finished"] += 1
-        tpot = (answer.last - answer.first) / (answer.count - 1) if answer.count > 1 else None
-        self._finished.append(Finished(now, answer.first - answer.began, tpot, now - answer.began))
+        self._finished.append(answer)
+        while self._finished[0].at < answer.at - WINDOW:
+            self._finished.popleft()
 
     def count(self, what: str) -> None:
         self.counts[what] += 1
@@ -70,13 +87,17 @@ class History:
         self._event("worker lost", f"{name}: {why}")
 
     def handed(self, source: str, target: str, said: Handed) -> None:
-        pair = self.pairs.setdefault((source, target), [0, 0.0, 0.0])
-        pair[0] += 1
-        pair[1] += said.bytes
-        pair[2] += said.seconds
-        self._bytes += said.bytes
+        self.moved(source, target, 1, said.bytes, said.seconds)
         if said.converted:
             self.conversions[said.converted] += 1
+
+    def moved(self, source: str, target: str, count: float, size: float, seconds: float) -> None:
+        """So many handoffs more, of so many bytes together."""
+        pair = self.pairs.setdefault((source, target), [0, 0.0, 0.0])
+        pair[0] += count
+        pair[1] += size
+        pair[2] += seconds
+        self._bytes += size
 
     def _event(self, kind: str, text: str) -> None:
         self.events.append({"at": time.time(), "kind": kind, "text": text[:200]})

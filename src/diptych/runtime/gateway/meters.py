@@ -65,6 +65,12 @@ class Meters:
         self.cost = Gauge(
             "diptych_cost_per_million_tokens_usd", "Over the last minute, where prices are known.", registry=registry
         )
+        self.alternative = Gauge(
+            "diptych_alternative_cost_per_million_tokens_usd",
+            "In the plan's homogeneous design.",
+            ("design",),
+            registry=registry,
+        )
 
     def text(self) -> bytes:
         """The exposition."""

@@ -41,12 +41,10 @@ class Line:
 
 @dataclass(slots=True)
 class Speed:
-    """What was observed of one worker."""
+    """What was observed of one worker, both in seconds."""
 
-    per_token: Mean = field(
-        default_factory=Mean
-    )  # s from submission to the first token, per prompt token ahead and own
-    step: Line = field(default_factory=Line)  # s between two tokens of a stream, over the streams on the worker
+    per_token: Mean = field(default_factory=Mean)  # to the first token, per prompt token before it and its own
+    step: Line = field(default_factory=Line)  # between two tokens of a stream, over the streams on the worker
 
 
 @dataclass(frozen=True, slots=True)

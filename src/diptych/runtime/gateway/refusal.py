@@ -48,6 +48,19 @@ class Refusal(Exception):
         return [(b"retry-after", str(max(1, round(self.after))).encode())]
 
 
+_REASONS = {
+    "deadline": (503, "deadline_exceeded", "the answer was not complete before its deadline", 1.0),
+    "bad request": (400, "invalid_request", "the workers take no such request", 0.0),
+    "too large": (400, "context_length_exceeded", "no worker has memory for this prompt and answer", 0.0),
+    "too long": (400, "context_length_exceeded", "the prompt and answer are longer than the model's context", 0.0),
+}
+
+
+def sentence(reason: str) -> tuple[int, str, str, float]:
+    """A worker's reason as a client hears it: status, code, message, and seconds until another try."""
+    return _REASONS.get(reason) or (503, "worker_failed", f"a worker could not do this: {reason}"[:300], 1.0)
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> Refusal:
     """A mistake in the request itself."""
     return Refusal(400, message, code, param)

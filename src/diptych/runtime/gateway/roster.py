@@ -50,6 +50,7 @@ class Worker:
     load: int = 0
     ahead: int = 0  # prompt tokens sent and not answered
     streams: int = 0
+    coming: int = 0  # those of them that have no first token yet
     failures: int = 0
     benched_until: float = 0.0
     restarts: int = 0
@@ -97,7 +98,7 @@ class Worker:
     def forgets(self) -> None:
         """The connection is gone, and everything that was under way on it."""
         self.link = self.last = None
-        self.load = self.ahead = self.streams = 0
+        self.load = self.ahead = self.streams = self.coming = 0
         self.output_rate = self.prompt_rate = 0.0
 
 

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
-from diptych.runtime.gateway.roster import Worker
-from diptych.runtime.gateway.service import Service
+from diptych.runtime.gateway.history import History
+from diptych.runtime.gateway.roster import Roster, Worker
+from diptych.runtime.gateway.settings import Settings
 
 
-def snapshot(service: Service) -> dict[str, Any]:
+class Shown(Protocol):
+    """What people can look at: a gateway over our own workers, or over another engine's. Times as `now` tells them."""
+
+    settings: Settings
+    history: History
+    roster: Roster
+    started: float
+    draining: bool
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def retries_refused(self) -> int: ...
+
+    def now(self) -> float: ...
+
+    def ledger(self) -> dict[str, int]: ...
+
+    def stuck(self) -> list[str]: ...
+
+
+def snapshot(service: Shown) -> dict[str, Any]:
     """Seconds, bytes, tokens, USD; None is what is not known."""
     now, history, settings = service.now(), service.history, service.settings
     return {
@@ -40,16 +63,16 @@ def snapshot(service: Service) -> dict[str, Any]:
             "alternative_usd": settings.alternative_usd,
             "alternative": settings.alternative_name,
         },
-        "retry_budget_refused": service.dispatch.budget.refused,
+        "retry_budget_refused": service.retries_refused,
         "events": list(history.events)[-20:],
         "history": list(history.points),
     }
 
 
-def _status(service: Service) -> str:
+def _status(service: Shown) -> str:
     if service.draining:
         return "draining"
-    if service.workforce.stuck():
+    if service.stuck():
         return "stuck"
     return "ready" if service.is_ready else "waiting for workers"
 
@@ -83,7 +106,7 @@ def _worker(worker: Worker, now: float) -> dict[str, Any]:
     }
 
 
-def ledger(service: Service) -> dict[str, Any]:
+def ledger(service: Shown) -> dict[str, Any]:
     """Everything that must be zero at rest, here and at the workers."""
     kinds = ("queued", "running", "handing", "reservations", "pins", "leases", "transfers")
     return {

@@ -46,7 +46,7 @@ class Workforce:
         hello = Hello("gateway", "gateway", self._life, token=self._settings.worker_token)
         for worker in self._roster:
             address = Address.of(worker.endpoint.address)
-            tls = None if address.is_local else _worker_tls(self._settings)
+            tls = None if address.is_local else worker_tls(self._settings)
             keeping = keep(address, hello, tls, lambda worker=worker: self._new_link(worker))  # type: ignore[misc]
             self._tasks.append(loop.create_task(keeping))
 
@@ -160,8 +160,9 @@ class Workforce:
         return [each.name for each in self._roster if each.up and now - each.moved > self._settings.stuck_seconds]
 
 
-def _worker_tls(settings: Settings) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=settings.worker_ca)
+def worker_tls(settings: Settings) -> ssl.SSLContext:
+    """Whom this gateway believes to be a worker, and what it shows of itself."""
+    context = ssl.create_default_context(cafile=settings.worker_ca or None)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if settings.worker_certificate:
         context.load_cert_chain(settings.worker_certificate, settings.worker_key or None)
