@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo serve test test-long test-silicon test-vllm check vendor lock clean
+.PHONY: demo serve test test-long test-silicon test-vllm test-clients soak check vendor lock clean
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -45,6 +45,17 @@ test-vllm: .venv/ready  ## two real vLLM processes with NIXL on this machine's C
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	DIPTYCH_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest -n 0 -m vllm tests/vllm
 
+test-clients: .venv/ready  ## GuideLLM, lm-evaluation-harness and AIPerf ask the demo model; an environment each, some 3 GB together
+	set -e; for tool in guidellm lm_eval aiperf; do \
+		test -x .venv-clients/$$tool/bin/python || $(PYTHON) -m venv .venv-clients/$$tool; done
+	.venv-clients/guidellm/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0" "guidellm==0.8.1"
+	.venv-clients/lm_eval/bin/python -m pip install --quiet --disable-pip-version-check "lm-eval[api]==0.4.13" "transformers==5.24.0"
+	.venv-clients/aiperf/bin/python -m pip install --quiet --disable-pip-version-check "aiperf==0.13.0"
+	DIPTYCH_CLIENTS=$(CURDIR)/.venv-clients $(BIN)/pytest -n 0 tests/clients
+
+soak: .venv/ready  ## 256 streams for minutes: every token, no error, and memory that does not grow
+	$(BIN)/pytest -n 0 -s tests/e2e/test_steady.py -m long
+
 compiled: .venv/ready  ## the simulator's hot modules through mypyc (a C compiler is needed) into build/compiled, and its tests on them
 	rm -rf build/compiled
 	DIPTYCH_COMPILED=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
@@ -64,4 +75,4 @@ lock: .venv/ready  ## resolve the dependencies again
 		--quiet --output-file requirements.lock
 
 clean:
-	rm -rf .venv .venv-silicon .venv-vllm build dist
+	rm -rf .venv .venv-silicon .venv-vllm .venv-clients .cache build dist
