@@ -88,8 +88,10 @@ class Engine(Protocol):
         """`tokens` of a sequence's KV were written into `blocks` by somebody else and are the engine's to use from now on."""
         ...
 
-    def decode_step(self, steps: Sequence[Step]) -> list[Sampled | EngineFault]:
-        """One token for each sequence."""
+    def decode_step(
+        self, steps: Sequence[Step], on_layer: Callable[[int], None] | None = None
+    ) -> list[Sampled | EngineFault]:
+        """One token for each sequence; `on_layer` as in `prefill`."""
         ...
 
     def release(self, sequence: int) -> None:

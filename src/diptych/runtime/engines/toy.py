@@ -176,8 +176,14 @@ class ToyEngine:
     def insert(self, sequence: int, blocks: tuple[int, ...], tokens: int) -> None:
         """Nothing to do: all is read from the blocks at every step."""
 
-    def decode_step(self, steps: Sequence[Step]) -> list[Sampled | EngineFault]:
-        self.pace.wait(self.pace.decode_step + self.pace.decode_token * len(steps))
+    def decode_step(
+        self, steps: Sequence[Step], on_layer: Callable[[int], None] | None = None
+    ) -> list[Sampled | EngineFault]:
+        took = (self.pace.decode_step + self.pace.decode_token * len(steps)) / self.model.layers
+        for layer in range(self.model.layers):
+            self.pace.wait(took)
+            if on_layer is not None:
+                on_layer(layer)
         return [self._next(step) for step in steps]
 
     def release(self, sequence: int) -> None:

@@ -209,6 +209,7 @@ def test_damaged_kv_is_never_another_sequences_business(world: World, prompts: d
     answers = driver.answer(prompts, 3)
     for layer in driver.engine.memory.layers:
         layer.block(driver.blocks[3][0])[:] = world.damage * layer.block_bytes
+    driver.engine.insert(3, driver.blocks[3], len(prompts[3]) + 2)  # as it would arrive from somebody else
     steps = [
         Step(place, answers[place][-1], len(prompts[place]) + 2, driver.blocks[place], GREEDY, tuple(answers[place]))
         for place in prompts
@@ -218,6 +219,24 @@ def test_damaged_kv_is_never_another_sequences_business(world: World, prompts: d
     assert [each.token for each in found[:3] if isinstance(each, Sampled)] == [
         world.expected(prompts[place], 4)[3] for place in range(3)
     ]
+
+
+def test_kv_that_somebody_else_has_written_anew_is_what_counts(
+    world: World, prompts: dict[int, tuple[int, ...]]
+) -> None:
+    """An engine may keep KV elsewhere too, in a form of its own; `insert` and `release` say when that is out of date."""
+    driver = Driver(world.make())
+    answers = driver.answer({place: prompts[place] for place in (0, 1)}, 3)
+    there = driver.blocks[1][: len(driver.blocks[0])]
+    for layer in driver.engine.memory.layers:
+        for source, target in zip(driver.blocks[0], there, strict=False):
+            layer.block(target)[:] = layer.block(source)
+    length = len(prompts[0]) + 2
+    driver.engine.insert(1, there, length)
+    asked = Step(1, answers[0][-1], length, there, GREEDY, tuple(answers[0]))
+    (found,) = driver.engine.decode_step([asked])
+    assert isinstance(found, Sampled)
+    assert found.token == world.expected(prompts[0], 4)[3]
 
 
 def test_garbage_behind_a_sequences_tokens_is_never_read(world: World, prompts: dict[int, tuple[int, ...]]) -> None:

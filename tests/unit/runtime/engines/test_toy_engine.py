@@ -83,7 +83,7 @@ def test_paces() -> None:
     slept: list[float] = []
     pace = Pace(prefill_token=0.01, decode_step=0.5, decode_token=0.25, sleep=slept.append)
     Driver(ToyEngine(ToyModel(), pace=pace)).answer({0: PROMPT, 1: PROMPT}, 2)
-    assert slept == pytest.approx([0.4, 0.4, 1.0])
+    assert slept == pytest.approx([0.4, 0.4, 0.5, 0.5])  # layer by layer
 
 
 @pytest.mark.parametrize("given", [{"key": b""}, {"layers": 0}, {"vocabulary": 1}, {"heads": 3}])

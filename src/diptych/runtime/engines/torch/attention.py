@@ -78,8 +78,14 @@ class _Part:
 class DecodeAttention:
     """One token of each of many sequences. Padding has no weight, but what is not finite there shows in the result."""
 
-    def __init__(self, layers: Sequence[Blocks], steps: Sequence[Step], dtype: torch.dtype) -> None:
-        self._layers = layers
+    def __init__(
+        self,
+        layers: Sequence[Blocks],
+        steps: Sequence[Step],
+        dtype: torch.dtype,
+        done: Callable[[int], None] | None = None,
+    ) -> None:
+        self._layers, self._done = layers, done
         size, device = layers[0].size, layers[0].codes.device
         self._slots = Slots.of([(step.blocks, step.position, 1) for step in steps], size, device)
         self._written = [step.blocks[step.position // size] for step in steps]
@@ -90,6 +96,8 @@ class DecodeAttention:
         layer = self._layers[number]
         layer.write(self._slots, kv)
         layer.publish(self._written)
+        if self._done is not None:
+            self._done(number)
         if len(self._groups) == 1:
             return self._groups[0].attend(layer, queries).flatten(1)
         attended = torch.empty_like(queries)
@@ -111,6 +119,38 @@ class _Group:
         keys, values = layer.read(self.table, queries.dtype).unbind(0)
         asking = queries.reshape(len(queries), layer.heads, -1, layer.dim)
         return scaled_dot_product_attention(asking, keys, values, attn_mask=self.mask).reshape(queries.shape)
+
+
+class DenseAttention:
+    """The same on a CPU, each sequence alone over its own row: nothing is gathered and nothing padded."""
+
+    def __init__(
+        self,
+        layers: Sequence[Blocks],
+        steps: Sequence[Step],
+        rows: Sequence[torch.Tensor],
+        done: Callable[[int], None] | None = None,
+    ) -> None:
+        self._layers, self._done = layers, done
+        size = layers[0].size
+        self._places = [(step.blocks[step.position // size], step.position % size) for step in steps]
+        ends = [(row, step.position) for row, step in zip(rows, steps, strict=True)]
+        self._keys = [row[:, 0, None, :, : last + 1].unbind() for row, last in ends]
+        self._values = [row[:, 1, None, :, : last + 1].unbind() for row, last in ends]
+        self._own = [row[:, :, :, last].unbind() for row, last in ends]
+
+    def __call__(self, number: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        layer = self._layers[number]
+        layer.write_each(self._places, kv)
+        if self._done is not None:
+            self._done(number)
+        asking = queries.reshape(len(queries), 1, layer.heads, -1, layer.dim).unbind()
+        attended = []
+        for index, own in enumerate(layer.round_trip(kv).unbind()):
+            self._own[index][number].copy_(own)
+            keys, values = self._keys[index][number], self._values[index][number]
+            attended.append(scaled_dot_product_attention(asking[index], keys, values))
+        return torch.cat(attended).view(len(queries), -1)
 
 
 def alike(lengths: Sequence[int]) -> list[list[int]]:

@@ -16,9 +16,10 @@ from diptych.errors import Finding, InvalidInput, did_you_mean
 from diptych.runtime.engine import Chunk, EngineFault, Prefilled, Step
 from diptych.runtime.engines.misfit import misfit
 from diptych.runtime.engines.torch import paged
-from diptych.runtime.engines.torch.attention import DecodeAttention, PrefillAttention
+from diptych.runtime.engines.torch.attention import DecodeAttention, DenseAttention, PrefillAttention
 from diptych.runtime.engines.torch.checkpoint import Checkpoint, SafetensorsCheckpoint
-from diptych.runtime.engines.torch.forward import Decoder
+from diptych.runtime.engines.torch.dense import Dense
+from diptych.runtime.engines.torch.forward import Attend, Decoder
 from diptych.runtime.engines.torch.linear import Weights
 from diptych.runtime.engines.torch.sampler import Choice, choose, reported
 from diptych.runtime.memory import KVMemory, allocate
@@ -69,6 +70,7 @@ class TorchEngine:
         self.memory: KVMemory = allocate(self.state, setup.blocks, room or own)
         self.layers = paged.over(self.memory, device)
         self._device = device
+        self._dense = Dense(self.layers, self.decoder.dtype) if device.type == "cpu" else None
         self._tails: dict[int, torch.Tensor] = {}
 
     @classmethod
@@ -88,6 +90,8 @@ class TorchEngine:
         sound = [chunk for chunk, fault in zip(chunks, faults, strict=True) if fault is None]
         if not sound:
             return [fault for fault in faults if fault is not None]
+        for chunk in sound:
+            self._forget(chunk.sequence)
         attend = PrefillAttention(self.layers, sound, on_layer)
         tokens = [token for chunk in sound for token in chunk.tokens]
         positions = [chunk.start + place for chunk in sound for place in range(len(chunk.tokens))]
@@ -96,14 +100,17 @@ class TorchEngine:
         return [fault if fault is not None else next(answers) for fault in faults]
 
     def insert(self, sequence: int, blocks: tuple[int, ...], tokens: int) -> None:
+        self._forget(sequence)
         for layer in self.layers:
             layer.fetch(blocks[: -(-tokens // self.memory.block_tokens)])
 
     @torch.inference_mode()
-    def decode_step(self, steps: Sequence[Step]) -> list[Sampled | EngineFault]:
+    def decode_step(
+        self, steps: Sequence[Step], on_layer: Callable[[int], None] | None = None
+    ) -> list[Sampled | EngineFault]:
         faults = [self._misfit(step.sequence, (step.token,), step.position, step.blocks) for step in steps]
         sound = [step for step, fault in zip(steps, faults, strict=True) if fault is None]
-        answers = iter(self._decoded(sound) if sound else ())
+        answers = iter(self._decoded(sound, on_layer) if sound else ())
         return [fault if fault is not None else next(answers) for fault in faults]
 
     @torch.inference_mode()
@@ -115,22 +122,29 @@ class TorchEngine:
 
     def release(self, sequence: int) -> None:
         self._tails.pop(sequence, None)
+        self._forget(sequence)
+
+    def _forget(self, sequence: int) -> None:
+        if self._dense is not None:
+            self._dense.drop(sequence)
 
     def _misfit(self, sequence: int, tokens: Sequence[int], start: int, blocks: Sequence[int]) -> EngineFault | None:
         return misfit(self.memory, self.vocabulary, self.max_context, sequence, tokens, start, blocks)
 
-    def _hidden(
-        self, tokens: list[int], positions: list[int], attend: PrefillAttention | DecodeAttention
-    ) -> torch.Tensor:
+    def _hidden(self, tokens: list[int], positions: list[int], attend: Attend) -> torch.Tensor:
         where = torch.tensor(positions, device=self._device)
         return self.decoder.hidden(torch.tensor(tokens, device=self._device), where, max(positions), attend)
 
-    def _decoded(self, steps: Sequence[Step]) -> list[Sampled | EngineFault]:
-        hidden = self._hidden(
-            [step.token for step in steps],
-            [step.position for step in steps],
-            DecodeAttention(self.layers, steps, self.decoder.dtype),
+    def _decoded(self, steps: Sequence[Step], on_layer: Callable[[int], None] | None) -> list[Sampled | EngineFault]:
+        rows = self._dense.rows(steps) if self._dense is not None else None
+        attend = (
+            DecodeAttention(self.layers, steps, self.decoder.dtype, on_layer)
+            if rows is None
+            else DenseAttention(self.layers, steps, rows, on_layer)
         )
+        hidden = self._hidden([step.token for step in steps], [step.position for step in steps], attend)
+        if self._dense is not None and rows is not None:
+            self._dense.wrote(steps)
         finite = hidden.isfinite().all(-1)
         choices = [Choice(step.sampling, step.position + 1, step.generated) for step in steps]
         if finite.all():
