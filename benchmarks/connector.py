@@ -29,7 +29,7 @@ from diptych.runtime.model_files import demo_model
 
 TEXT = "the keeper of every lighthouse wrote in careful books about ships and storms and oil that was burned"
 WORDS = TEXT.split()
-LENGTHS = (240, 480, 960)
+LENGTHS = (240, 480, 720)
 """Words of a prompt, about a token each."""
 NIXL = ("vllm:nixl_bytes_transferred_sum", "vllm:nixl_xfer_time_seconds_sum")
 OURS = ("vllm:diptych_received_bytes_total", "vllm:diptych_seconds_total")
@@ -146,18 +146,20 @@ def measure(servers: list[dict[str, object]], count: int) -> list[dict[str, obje
     for _ in range(2):
         pair.pull(prompts(60, 1)[0])
     for words in LENGTHS:
-        asked = prompts(words, count)
-        before = pair.counted(names)
-        took = [(pair.alone(prompt), *pair.pull(prompt)) for prompt in asked]
-        moved, seconds = (after - early for after, early in zip(pair.counted(names), before, strict=True))
+        asked, took, moved, said = prompts(words, count), [], [], pair.counted(names)
+        for prompt in asked:
+            took.append((pair.alone(prompt), *pair.pull(prompt)))
+            before, said = said, pair.counted(names)
+            moved.append((said[0] - before[0], said[1] - before[1]))
         pushed = [pair.push(prompt) for prompt in asked] if kind == "diptych" else []
         alone, through, second = (statistics.median(each) * 1e3 for each in zip(*took, strict=True))
+        size, seconds = (statistics.median(each) for each in zip(*moved, strict=True))
         rows.append({
-            "connector": kind, "words": words, "prompts": count, "megabytes": moved / count / 1e6,
+            "connector": kind, "words": words, "prompts": count, "megabytes": size / 1e6,
             "alone_ms": alone, "through_ms": through, "at_decode_ms": second,
             "added_ms": statistics.median(both - one for one, both, _ in took) * 1e3,
             "pushed_ms": statistics.median(pushed) * 1e3 if pushed else None,
-            "transfer_ms": seconds / count * 1e3, "gigabytes_per_s": moved / seconds / 1e9 if seconds else 0.0,
+            "transfer_ms": seconds * 1e3, "gigabytes_per_s": size / seconds / 1e9 if seconds else 0.0,
             "load": os.getloadavg()[0],
         })  # fmt: skip
     return rows
@@ -213,7 +215,7 @@ def main() -> None:
     parser.add_argument("--python", default=".venv-vllm/bin/python")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--block", type=int, default=128)
-    parser.add_argument("--prompts", type=int, default=9)
+    parser.add_argument("--prompts", type=int, default=5)
     parser.add_argument("--only", choices=("nixl", "diptych"))
     parser.add_argument("--turn", default="")
     parser.add_argument("--write", action="store_true")

@@ -17,11 +17,18 @@ import torch
 from numpy.typing import NDArray
 
 from diptych.boundary.descriptor import KVState
+from diptych.errors import Finding, InvalidInput
 from diptych.integrations.vllm.packing import Run, name_of, runs_of
 from diptych.runtime.memory import LayerMemory, allocate
 
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 Places = NDArray[np.int64]
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory with the dimensions of a block as they lie there, the widest step first, whatever a backend calls them."""
+    steps = sorted(range(1, tensor.ndim), key=lambda dim: (-tensor.stride(dim), dim))
+    return tensor.permute(0, *steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +47,12 @@ class TorchBlocks:
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor], places: Places, state: KVState, heads_total: int = 0) -> TorchBlocks:
-        """Tensors of a layer each, all of one packing."""
+        """Tensors of a layer each, all of one packing. Raises InvalidInput where a block's elements do not lie together."""
         whole = tuple(each.view(_WHOLE[each.element_size()]) for each in tensors)
+        if not all(each[0].is_contiguous() for each in whole):
+            raise InvalidInput(
+                Finding("vLLM's KV cache", "blocks lie in pieces", "the elements of a layer's block together")
+            )
         return cls(whole, None, state, heads_total or places.shape[1])._ordered(places, state)
 
     def kept(self) -> TorchBlocks:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from diptych.boundary.element import Element
 from diptych.errors import Finding, InvalidInput
-from diptych.integrations.vllm.cache import TorchBlocks
+from diptych.integrations.vllm.cache import TorchBlocks, in_memory_order
 from diptych.integrations.vllm.facts import Facts, weights_digest
 from diptych.integrations.vllm.packing import BASE, Values, find_packing
 from diptych.integrations.vllm.settings import Settings
@@ -34,7 +34,7 @@ def blocks_of(config: Any, caches: Mapping[str, torch.Tensor], kv_cache_config: 
     layers = {name: config.compilation_config.static_forward_context[name] for name in caches}
     _refuse_unlike(layers, caches, kv_cache_config)
     state = _facts(config, layers, kv_cache_config, settings).state()
-    tensors = list(caches.values())
+    tensors = [in_memory_order(tensor) for tensor in caches.values()]
     first = next(iter(layers))
     heads, dim, tokens = state.layers[0].kv_heads, state.layers[0].head_dim, state.storage.block_tokens
     kept = _FLOATS.get(state.format.element)
@@ -66,7 +66,7 @@ class _Writer:
         begin = self._block * tokens
         slots = torch.arange(begin, begin + tokens, dtype=torch.int64, device=self._tensor.device)
         self._layer.impl.do_kv_cache_update(self._layer, key, value, self._tensor, slots)
-        block = self._tensor[self._block].reshape(-1)
+        block = in_memory_order(self._tensor)[self._block].reshape(-1)
         found: NDArray[Any] = (block if self._kept is None else block.view(self._kept)).float().cpu().numpy()
         return found
 
