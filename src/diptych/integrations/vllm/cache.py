@@ -27,8 +27,8 @@ Places = NDArray[np.int64]
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory with the dimensions of a block as they lie there, the widest step first, whatever a backend calls them."""
-    steps = sorted(range(1, tensor.ndim), key=lambda dim: (-tensor.stride(dim), dim))
-    return tensor.permute(0, *steps)
+    steps = tensor.stride()
+    return tensor.permute(0, *sorted(range(1, tensor.ndim), key=lambda dim: (-steps[dim], dim)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,9 @@ class Facts:
         if self.cache_dtype in ("auto", ""):
             return Format(element_named(self.model_dtype))
         if self.cache_dtype in CACHE_ELEMENTS:
-            element = CACHE_ELEMENTS[self.cache_dtype]
-            fnuz = self.fnuz and element is Element.E4M3FN
-            return Format(Element.E4M3FNUZ if fnuz else element, Scaling(ScaleSource.UNIT))
+            stored = CACHE_ELEMENTS[self.cache_dtype]
+            fnuz = self.fnuz and stored is Element.E4M3FN
+            return Format(Element.E4M3FNUZ if fnuz else stored, Scaling(ScaleSource.UNIT))
         try:
             element = element_named(self.cache_dtype)
         except InvalidInput:
