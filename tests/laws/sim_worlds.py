@@ -36,6 +36,7 @@ from diptych.simulator.policy import Policy
 
 PERF = affine_perf.AffinePerf()
 HASH_TOKENS = 64
+_SLOWED = {Role.PREFILL: 1.25, Role.DECODE: 1.7, Role.COLOCATED: 1.4}
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ def designs(draw: st.DrawFn) -> Design:
 
 @st.composite
 def policies(draw: st.DrawFn, tiers: bool) -> Policy:
+    slowed = draw(st.sampled_from([{}, {}, _SLOWED]))  # slow decodes make pulls wait longer: no short lease then
     return Policy(
         prefill_routing=draw(st.sampled_from(list(Routing))),
         decode_routing=draw(st.sampled_from(list(Routing))),
@@ -144,7 +146,7 @@ def policies(draw: st.DrawFn, tiers: bool) -> Policy:
         handoff_timeout=draw(st.sampled_from([5.0, 300.0])),
         detection=draw(st.sampled_from([0.0, 0.5])),
         start_up=0.7,
-        lease=draw(st.sampled_from([2.0, 30.0])),
+        lease=30.0 if slowed else draw(st.sampled_from([2.0, 30.0])),
         heartbeat=1.0,
         heartbeat_from=draw(st.sampled_from(list(Heartbeats))),
         cancel_twin=draw(st.booleans()),
@@ -153,6 +155,8 @@ def policies(draw: st.DrawFn, tiers: bool) -> Policy:
         instances=draw(st.sampled_from([{}, {}, {"": 2}])),
         fabric=draw(st.sampled_from([None, None, 1e9])),
         kv_blocks=draw(st.sampled_from([260, 400, 5000])),
+        entry=draw(st.sampled_from([0.0, 0.0, 0.003])),
+        slowed=slowed,
     )
 
 

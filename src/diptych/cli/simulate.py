@@ -10,7 +10,6 @@ import typer
 
 from diptych.cli.output import err, out, print_json, progress
 from diptych.cli.simulate_inputs import Setup, read_setup
-from diptych.perf.roofline import default_perf
 from diptych.planner.demand import LongDemand
 from diptych.planner.judge import Judged, judge, judge_long
 from diptych.planner.simulated import Simulated, simulated
@@ -43,6 +42,9 @@ def simulate(
     ] = None,
     model: Annotated[
         Words, _option(DESIGN, "A name of the catalog, a folder, or a Hugging Face config.json.", "MODEL")
+    ] = None,
+    calibration: Annotated[
+        Words, _option(DESIGN, "The fleet that diptych calibrate measured, with its own step times.", "FILE")
     ] = None,
     prices: Annotated[Words, _option(DESIGN, "Price workers, and take NICs, from this book.", "BOOK")] = None,
     catalog: Annotated[
@@ -108,6 +110,8 @@ def simulate(
 
       diptych simulate --design "3xH100:tp2 -> 5xH20:tp4, kv=fp8, link=rdma-400g, push" --model Qwen3-32B \\
           --workload preset:chat --rate 20 --slo "ttft_p90<2s, tpot_p90<50ms" --fault "decode[1] dies @300s for 120s"
+
+      diptych simulate --calibration calibration.json --workload preset:chat --rate 0.5
     """  # fmt: skip
     with progress("simulating", as_json) as update:
         setup = read_setup(dict(context.params), lambda text: err.print(text, markup=False), update)
@@ -126,11 +130,11 @@ def simulate(
 def _run(setup: Setup, update: Any) -> Judged:
     if isinstance(setup.demand, LongDemand):
         return judge_long(
-            setup.target.design, setup.demand, default_perf(), setup.slo, seed=setup.seed, faults=setup.faults,
+            setup.target.design, setup.demand, setup.perf, setup.slo, seed=setup.seed, faults=setup.faults,
             policy=setup.policy, notes=setup.target.notes, progress=_shown(setup.demand.count, update),
         )  # fmt: skip
     return judge(
-        setup.target.design, setup.demand, default_perf(), setup.slo, seed=setup.seed, faults=setup.faults, policy=setup.policy,
+        setup.target.design, setup.demand, setup.perf, setup.slo, seed=setup.seed, faults=setup.faults, policy=setup.policy,
         concurrency=setup.concurrency, notes=setup.target.notes, progress=_shown(len(setup.demand.requests), update),
     )  # fmt: skip
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from diptych.catalog.catalog import Catalog
 from diptych.catalog.offer import PriceBook
-from diptych.cli.plan_inputs import Reader, command_line, parse_share, recorded
+from diptych.cli.plan_inputs import Reader, command_line, flag, parse_share, recorded
 from diptych.cli.target_inputs import Target, read_target
 from diptych.errors import Finding, InvalidInput
 from diptych.metrics.slo import SLO
+from diptych.perf.calibration import Calibration, read_calibration
+from diptych.perf.model import PerfModel
+from diptych.perf.roofline import default_perf
 from diptych.planner.demand import Asked, Demand, LongDemand, Rate, demand, long_demand
 from diptych.planner.policy_text import parse_policy, shared
 from diptych.report.folder import refusal
@@ -34,6 +37,7 @@ class Setup:
     faults: tuple[Change, ...]
     policy: Policy
     policy_words: Mapping[str, str]
+    perf: PerfModel
     seed: int
     concurrency: int | None
     out: Path | None
@@ -51,12 +55,20 @@ def read_setup(given: Mapping[str, Any], say: Callable[[str], None], progress: A
     catalog = reader.attempt("--catalog", Catalog.load, *(given.get("catalog") or ())) or Catalog.load()
     model = reader.value("model", catalog.model)
     book = reader.value("prices", catalog.book)
-    target = read_target(reader, reader.given.get("target"), catalog, model, book)
+    calibration = _calibration(reader)
+    if calibration is not None:
+        catalog = with_calibrated(catalog, calibration)
+        target: Target | None = Target(calibration.design())
+    else:
+        asked = reader.given.get("calibration") is None
+        target = read_target(reader, reader.given.get("target"), catalog, model, book) if asked else None
     slo = _slo(reader, target)
     faults = reader.attempt("--fault", parse_changes, given.get("fault") or ()) or ()
     policy = reader.attempt("--policy", parse_policy, given.get("policy") or (), catalog, slo)
     if policy is not None and target is not None:
         rules = reader.attempt("--policy", shared, *policy, _sizes(target, book)) or policy[0]
+        if calibration is not None:
+            rules = as_probed(rules, calibration, policy[1])
     concurrency = reader.value("concurrency", _positive)
     asks = _asked(reader, target, concurrency)
     keeps = bool(given.get("out_folder")) or concurrency is not None
@@ -73,9 +85,48 @@ def read_setup(given: Mapping[str, Any], say: Callable[[str], None], progress: A
     words = ("simulate", given["target"]) if given.get("target") else ("simulate",)
     inputs = {"target": given.get("target"), **recorded(named)}
     return Setup(
-        target, wanted, slo or SLO(), catalog, faults, rules, policy[1], asks.seed, concurrency, out,
+        target, wanted, slo or SLO(), catalog, faults, rules, policy[1],
+        default_perf() if calibration is None else calibration.perf(), asks.seed, concurrency, out,
         command_line(named, *words), inputs,
     )  # fmt: skip
+
+
+def _calibration(reader: Reader) -> Calibration | None:
+    """What --calibration names; nothing beside it may say what is simulated."""
+    found = reader.value("calibration", lambda text: read_calibration(Path(text).expanduser()))
+    for name in ("target", "design", "model", "prices") if reader.given.get("calibration") is not None else ():
+        if reader.given.get(name) is not None:
+            where = "RUN" if name == "target" else flag(name)
+            reader.findings.append(
+                Finding(where, "is given beside --calibration", "the fleet that was calibrated, or this")
+            )
+    return found
+
+
+def with_calibrated(catalog: Catalog, calibration: Calibration) -> Catalog:
+    """The catalog with the devices, the link and the model that a calibration is of."""
+    design = calibration.design()
+    devices = {m.worker.accelerator.name: m.worker.accelerator for pool in design.pools for m in pool.members}
+    model = design.pools[0].members[0].worker.model
+    links = {design.boundary.link.name: design.boundary.link} if design.boundary is not None else {}
+    return replace(
+        catalog,
+        accelerators={**catalog.accelerators, **devices},
+        links={**catalog.links, **links},
+        models={**catalog.models, model.name: model},
+    )
+
+
+def as_probed(policy: Policy, calibration: Calibration, words: Mapping[str, str]) -> Policy:
+    """The policy with what the probe saw of the fleet, as far as no word says otherwise."""
+    slowed = {role.role: role.slowed for role in calibration.roles if role.slowed > 1}
+    return replace(
+        policy,
+        block=policy.block if "block" in words else calibration.block_tokens,
+        role_blocks={role.role: role.blocks for role in calibration.roles},
+        entry=calibration.gateway_seconds,
+        slowed=slowed,
+    )
 
 
 def _sizes(target: Target, book: PriceBook | None) -> dict[str, int]:

@@ -19,6 +19,7 @@ from diptych.serving.blocks import BlockPool
 from diptych.serving.residency import Residency
 from diptych.simulator.clock import NEVER, PS, Clock, ps
 from diptych.simulator.crossing import Crossing, port_bandwidth
+from diptych.simulator.crowd import Crowd
 from diptych.simulator.gaps import GapHistogram
 from diptych.simulator.network import Network, Port, Route
 from diptych.simulator.pipeline import PipelinedWorker
@@ -95,6 +96,7 @@ class Cluster:
         self._routes: dict[tuple[int, int], tuple[Route, Crossing]] = {}
         self.network: Network
         self.gaps = gaps
+        self.crowd = Crowd()
         self.stream = stream
         _check(design)
         for pool in design.pools:
@@ -121,12 +123,14 @@ class Cluster:
             policy.reserve or rules.reserves,
         )
         token = float(worker.model.kv_bytes(self.context, worker.precision.kv)) / self.context
-        blocks = policy.kv_blocks or int(kv_capacity(worker) / (token * policy.block))
+        blocks = policy.kv_blocks or policy.role_blocks.get(role) or int(kv_capacity(worker) / (token * policy.block))
         pool = BlockPool(blocks, policy.block, hash_tokens=self.hash_tokens)
         table = step_table(self.perf, worker, batch.budget)
         kind = PipelinedWorker if pipelined else VirtualWorker
         made = kind(len(self.stations), worker, batch, pool, table, self.clock, self.done, self.skip)
         made.gaps = self.gaps
+        if policy.slowed:
+            self.crowd.add(made, policy.slowed.get(role, 1.0))
         out, into, shared = self._ports(made, role, member)
         residency = self._below(token, role)
         pool.reports = residency is not None

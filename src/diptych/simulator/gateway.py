@@ -77,6 +77,7 @@ class Gateway:
         self.prefill, self.decode = cluster.pools[Role.PREFILL], cluster.pools[Role.DECODE]
         self.colocated = cluster.pools[Role.COLOCATED]
         self.detection, self.round_trip = max(ps(policy.detection), 1), max(ps(policy.round_trip), 1)
+        self.entry = ps(policy.entry)
         self.leases = Leases(ps(policy.lease))
         self.given_up: set[int] = set()  # requests whose clients are gone while a step still holds them
         self.counts: dict[str, int] = {}  # how often what happened beside the ordinary
@@ -125,6 +126,8 @@ class Gateway:
         self.latest = now
         if request.prompt + request.osl > self.longest:
             self.refuse(request, Outcome.TOO_LONG, now)
+        elif self.entry:
+            self.clock.at(now + self.entry, MESSAGE, self._again, (request, request.epoch))
         else:
             self.route(request, now)
         if self.entered is not None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from diptych.catalog.memory import MemoryTier
+from diptych.design.axes import Role
 from diptych.serving.admission import Admission
 from diptych.serving.fallback import Fallback
 from diptych.serving.ownership import Heartbeats
@@ -28,6 +29,8 @@ class Policy:
     `start_up`: a new or switched worker loads weights and warms up.
     `instances`: accelerators of an instance by offer. Workers of one share its NICs: each may use all of them, and together they
     get no more than there are. A worker of an offer that is not named has its accelerators' NICs to itself.
+    `entry`: from a client to the first worker and back, for a first token. `slowed`: how much longer a role's steps take while
+    other workers of the fleet compute, where all share one machine. `role_blocks`: KV blocks of the workers of a role.
     `fabric`: bytes/s that all handoffs together get through, where something between the ports is narrower than they are.
     """
 
@@ -54,3 +57,6 @@ class Policy:
     instances: Mapping[str, int] = field(default_factory=dict)
     fabric: float | None = None
     kv_blocks: int | None = None  # of every worker, instead of what memory leaves
+    entry: float = 0.0
+    slowed: Mapping[Role, float] = field(default_factory=dict)
+    role_blocks: Mapping[Role, int] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from diptych.serving.batching import Batch, BatchRules, Holding
 from diptych.serving.blocks import BlockPool
 from diptych.serving.request import Stage
 from diptych.simulator.clock import BOUNDARY, Clock
+from diptych.simulator.crowd import WHOLE
 from diptych.simulator.gaps import GapHistogram, Run
 from diptych.simulator.request import Request
 from diptych.simulator.tables import StepTable
@@ -55,6 +56,8 @@ class VirtualWorker(Batch[Request]):
         "between",
         "busy",
         "convert",
+        "counted",
+        "crowd",
         "debt",
         "difference",
         "done",
@@ -71,6 +74,7 @@ class VirtualWorker(Batch[Request]):
         "rank",
         "runs",
         "skip",
+        "slow",
         "stalls",
         "start",
         "steps",
@@ -117,6 +121,9 @@ class VirtualWorker(Batch[Request]):
         self.withdrawn: Callable[[Request, int], None] | None = None  # told of each when it may go
         self.convert: Callable[[Request], int] | None = None  # ps of converting a prompt before it leaves
         self.stream: Callable[[Request, int, int, int], None] | None = None  # told of chunks whose KV may leave early
+        self.crowd: Any = None  # whom it shares a machine with, if that slows it down
+        self.slow = 0  # how much, in parts of `crowd.WHOLE`
+        self.counted = False  # among those of the crowd who compute
 
     @property
     def pace(self) -> float:
@@ -215,6 +222,8 @@ class VirtualWorker(Batch[Request]):
         else:
             context, size = self.context, self.batch
             beyond, a, c = self.table.segment(size, context)
+            if self.crowd is not None and self.crowd.others(self):
+                a, c = a * self.slow // WHOLE, c * self.slow // WHOLE
             self.first = took = a + c * context
             self.difference = step = c * size
             if not self.skip:
@@ -228,6 +237,8 @@ class VirtualWorker(Batch[Request]):
         self.active = True
         self.number = number = self.number + 1
         heappush(self.heap, (now + took, self.rank, number, self))
+        if self.crowd is not None:
+            self.crowd.tell(self, now)
 
     def fire(self, now: int, number: int) -> None:
         """The run in progress ends, unless it was cut."""
@@ -247,6 +258,8 @@ class VirtualWorker(Batch[Request]):
                 return
         if self.batch or self.waiting or self.ready or self.partial or self.between:
             self.begin(now)
+        if self.crowd is not None:
+            self.crowd.tell(self, now)
 
     def awaits(self, number: int) -> bool:
         """Whether a boundary scheduled with `number` is still to come."""
@@ -309,6 +322,8 @@ class VirtualWorker(Batch[Request]):
         self.leaving.clear()
         self.asking.clear()
         self.forget()
+        if self.crowd is not None:
+            self.crowd.tell(self, now)
 
     # --- gaps between tokens ----------------------------------------------------------------------------------------
 
@@ -402,6 +417,8 @@ class VirtualWorker(Batch[Request]):
             took = self.table.mixed_ps(self.tokens, self.pairs, self.batch, self.context)
         else:
             took = self.table.prompt_ps(self.tokens, self.pairs)
+        if self.crowd is not None and self.crowd.others(self):
+            took = took * self.slow // WHOLE
         for request, tokens in self.chunks:
             if request.started < 0:
                 request.started = now
