@@ -21,6 +21,7 @@ VERSION = 1  # the newest that is written
 OLDEST_VERSION = 1  # the oldest that is read: one before the newest, once there are two
 MAX_MESSAGE = (4 << 20) + 4096  # bytes of one control message: a whole KV state and a little more
 MAX_PAYLOAD = 1 << 26  # bytes of KV in one frame
+PLACE_BYTES = 8  # of one place: an offset into the memory that was agreed on
 MAX_PIECES = 512  # memories of one system call; POSIX systems take 1,024
 NO_RESERVATION = bytes(16)  # what a frame about the connection itself carries
 
@@ -37,6 +38,12 @@ class FrameType(IntEnum):
 
     MESSAGE = 1  # a control message
     BLOCKS = 2  # KV of a run of blocks of one layer and head group
+    PLACES = (
+        3  # where such KV lies in memory that the receiver reads for itself; nowhere but where both ends agreed to that
+    )
+
+
+_TYPES = frozenset(FrameType)
 
 
 class Scope(StrEnum):
@@ -142,7 +149,7 @@ class Header(NamedTuple):
 
 
 def seal(header: Header, payload: Sequence[Any]) -> bytes:
-    """The header as it goes out, with the digests over itself and the payload (pieces in order)."""
+    """The header as it goes out, with the digests over itself and the payload, and KV that lies elsewhere (pieces in order)."""
     fields = _FIELDS.pack(*header)
     digest = xxhash.xxh3_128(fields)
     for piece in payload:
@@ -169,10 +176,10 @@ def unseal(data: memoryview) -> tuple[Header, bytes] | Refusal:
 def malformed(header: Header) -> Refusal | None:
     """What is wrong with a header whatever anybody expects: its type, a field that its type does not use, its length."""
     message = header.type == FrameType.MESSAGE
-    if not message and header.type != FrameType.BLOCKS:
+    if header.type not in _TYPES:
         return Refusal.UNKNOWN_TYPE
     if header.flags or header.zero or (message and any(header[7:12])):
         return Refusal.NOT_ZERO
-    if header.length > (MAX_MESSAGE if message else MAX_PAYLOAD):
+    if header.length > (MAX_PAYLOAD if header.type == FrameType.BLOCKS else MAX_MESSAGE):
         return Refusal.TOO_LONG
     return None

@@ -13,11 +13,14 @@ order and any number of times; messages come to the caller at most once each.
 
 from __future__ import annotations
 
+import struct
 from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import xxhash
 
@@ -89,11 +92,25 @@ class Freed:
 Event = Arrived | Completed | Heard | Refused | Freed
 
 
+class Reach(Protocol):
+    """Memory of the other side that this one reads for itself: `size` bytes, agreed on before the first frame."""
+
+    size: int
+
+    def read(self, places: Sequence[int], size: int, into: Sequence[memoryview]) -> Iterable[memoryview]:
+        """Put the `size` bytes at each of these places into memory, in order; what is there now, piece by piece.
+
+        Every place lies within. Raises OSError when the other side is gone.
+        """
+        ...
+
+
 class _Phase(IntEnum):
     HEADER = 0
     BLOCKS = 1
-    MESSAGE = 2
-    PASSING_OVER = 3
+    PLACES = 2
+    MESSAGE = 3
+    PASSING_OVER = 4
 
 
 class _Seen:
@@ -122,15 +139,21 @@ class _Seen:
 
 
 class Receiver:
-    """One direction of one connection. `table` is shared with the other connections of this side."""
+    """One direction of one connection. `table` is shared with the other connections of this side, a `turn` at a time.
+
+    KV is copied and digested outside of turns. `reach` is the other side's memory, where frames may say places in it.
+    """
 
     __slots__ = (
-        "_digest", "_expected", "_head", "_header", "_hello", "_left", "_open", "_phase", "_reservation", "_scratch", "_seen",
-        "closed", "table",
+        "_digest", "_expected", "_head", "_header", "_hello", "_left", "_open", "_phase", "_pieces", "_reach", "_reservation",
+        "_scratch", "_seen", "_turn", "closed", "table",
     )  # fmt: skip
 
-    def __init__(self, table: WireTable) -> None:
-        self.table = table
+    def __init__(
+        self, table: WireTable, turn: AbstractContextManager[Any] | None = None, reach: Reach | None = None
+    ) -> None:
+        self.table, self._turn, self._reach = table, turn or nullcontext(), reach
+        self._pieces: list[memoryview] = []  # where KV goes that is read from the other side's memory
         self.closed = False
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._scratch = memoryview(bytearray(_SLICE))
@@ -221,6 +244,8 @@ class Receiver:
             return
         if self._phase is _Phase.BLOCKS:
             self._read_blocks(events)
+        elif self._phase is _Phase.PLACES:
+            self._read_places(events)
         elif self._phase is _Phase.MESSAGE:
             self._read_message(events)
         if self._left:
@@ -235,6 +260,8 @@ class Receiver:
             return
         self._header, self._expected = found
         refusal = malformed(self._header)
+        if refusal is None and self._header.type == FrameType.PLACES and self._reach is None:
+            refusal = Refusal.UNKNOWN_TYPE
         if refusal is not None:
             self._refuse(events, refusal)
         elif self._header.type == FrameType.MESSAGE:
@@ -246,44 +273,71 @@ class Receiver:
         if not self._seen.is_new(header.sequence):
             self._refuse(events, Refusal.REPLAYED, left=header.length)
             return
-        if header.length > len(self._scratch):
+        self._expect(_Phase.MESSAGE, [self._room(header.length)])
+
+    def _room(self, size: int) -> memoryview:
+        """Where a payload goes that is the receiver's own to read."""
+        if size > len(self._scratch):
             self._scratch = memoryview(bytearray(MAX_MESSAGE))
-        self._expect(_Phase.MESSAGE, [self._scratch[: header.length]])
+        return self._scratch[:size]
 
     def _expect_blocks(self, events: list[Event], header: Header) -> None:
         self._seen.advance(header.sequence)
         if not self._hello:
             self._refuse(events, Refusal.NO_HELLO)
             return
-        reservation = self.table.find(header)
-        pieces = reservation if isinstance(reservation, Refusal) else reservation.claim(header)
+        with self._turn:
+            reservation = self.table.find(header)
+            pieces = reservation if isinstance(reservation, Refusal) else reservation.claim(header)
         if isinstance(pieces, Refusal):
             self._refuse(events, pieces, left=header.length)
             return
         assert isinstance(reservation, Reservation)
         self._reservation = reservation
-        self._expect(_Phase.BLOCKS, pieces)
+        if header.type == FrameType.PLACES:
+            self._pieces = pieces
+            self._expect(_Phase.PLACES, [self._room(header.length)])
+        else:
+            self._expect(_Phase.BLOCKS, pieces)
 
     def _expect(self, phase: _Phase, pieces: list[memoryview]) -> None:
         self._phase = phase
         self._digest = xxhash.xxh3_128(self._head[:FIELD_BYTES])
         self._open.extend(piece for piece in pieces if piece)
 
-    def _read_blocks(self, events: list[Event]) -> None:
+    def _read_places(self, events: list[Event]) -> None:
+        """Where the blocks lie is known: they are read from there. A place outside is damage, like bytes that are others."""
+        header, reservation, reach = self._header, self._reservation, self._reach
+        assert header is not None
+        assert reservation is not None
+        assert reach is not None
+        size, pieces = reservation.layers[header.layer].block_bytes, self._pieces
+        self._pieces = []
+        places = struct.unpack_from(f"<{header.blocks}Q", self._scratch)
+        inside = max(places) + size <= reach.size
+        for piece in reach.read(places, size, pieces) if inside else ():
+            self._digest.update(piece)
+        self._read_blocks(events, inside)
+
+    def _read_blocks(self, events: list[Event], whole: bool = True) -> None:
         header, reservation = self._header, self._reservation
         assert header is not None
         assert reservation is not None
-        if not reservation.live:
+        here = whole and self._digest.digest() == self._expected
+        with self._turn:
+            live = reservation.live
+            if live:
+                reservation.settle(header, here)
+                complete = reservation.complete
+        if not live:
             self._refuse(events, Refusal.ENDED)
             return
-        here = self._digest.digest() == self._expected
-        reservation.settle(header, here)
         self._reservation = None
         if not here:
             self._refuse(events, Refusal.DAMAGED_BLOCKS)
             return
         events.append(Arrived(reservation, header.layer, header.group, header.block, header.blocks))
-        if reservation.complete:
+        if complete:
             events.append(Completed(reservation))
 
     def _read_message(self, events: list[Event]) -> None:
@@ -326,8 +380,10 @@ class Receiver:
         if reservation is None:
             return
         assert self._header is not None
-        reservation.settle(self._header, here=False)
-        if not reservation.live and not reservation.writers:
+        with self._turn:
+            reservation.settle(self._header, here=False)
+            freed = not reservation.live and not reservation.writers
+        if freed:
             events.append(Freed(reservation))
 
     def _shut(self, events: list[Event]) -> None:

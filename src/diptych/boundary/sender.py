@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 
 from diptych.boundary.frame import (
     MAGIC,
@@ -17,19 +18,23 @@ from diptych.boundary.frame import (
 from diptych.boundary.messages import Message, encode
 from diptych.boundary.wire_table import Reservation
 
-RUN_BYTES = 1 << 20  # KV of one frame, about: so much that its header costs nothing, and it stays in the cache
+RUN_BYTES = 1 << 18  # KV of one frame, about: it stays in the near cache between the digest and the copy, at both ends
 
 Pieces = list[bytes | memoryview]
 
 
 class Sender:
-    """One direction of one connection: counts its frames. `max_payload` is what the other side's hello allows."""
+    """One direction of one connection: counts its frames. `max_payload` is what the other side's hello allows.
 
-    __slots__ = ("max_payload", "sequence", "version")
+    `lent` says where in memory that the other side reads for itself one of this side's begins, if it lies there.
+    """
+
+    __slots__ = ("lent", "max_payload", "sequence", "version")
 
     def __init__(self, version: int = VERSION, max_payload: int = MAX_PAYLOAD) -> None:
         self.version, self.max_payload = version, max_payload
         self.sequence = 0
+        self.lent: Callable[[memoryview], int | None] = _nothing
 
     def message(self, message: Message, reservation: bytes = NO_RESERVATION, epoch: int = 0) -> bytes:
         """A message about a reservation under an epoch; a hello is about none."""
@@ -48,13 +53,30 @@ class Sender:
         header = self._header(FrameType.BLOCKS, source.epoch, source.id, place, count * held.block_bytes)
         return [seal(header, pieces), *pieces]
 
+    def places(self, source: Reservation, layer: int, group: int, block: int, count: int, base: int) -> Pieces:
+        """The same where the other side reads them itself: a header and where each lies, `base` being the memory's own place.
+
+        The memory must not change before it was read: the digest is over what it holds now.
+        """
+        held = source.layers[layer]
+        at = block - held.first
+        said = struct.pack(f"<{count}Q", *(base + offset for offset in held.offsets[at : at + count]))
+        place = (layer, block, count, group, held.dtype)
+        header = self._header(FrameType.PLACES, source.epoch, source.id, place, len(said))
+        return [seal(header, (said, *held.pieces(group, block, count))), said]
+
     def frames(self, source: Reservation, layer: int, group: int, block: int, count: int) -> Iterator[Pieces]:
         """The same in as many frames as are handy, each sealed when it is asked for."""
-        size = source.layers[layer].block_bytes
+        held = source.layers[layer]
+        size, base = held.block_bytes, self.lent(held.groups[group])
         assert size <= self.max_payload, f"a block of {size} bytes, where the other side takes {self.max_payload}"
         step = max(1, min(min(RUN_BYTES, self.max_payload) // size, MAX_PIECES))
         for begin in range(block, block + count, step):
-            yield self.blocks(source, layer, group, begin, min(step, block + count - begin))
+            some = min(step, block + count - begin)
+            if base is None:
+                yield self.blocks(source, layer, group, begin, some)
+            else:
+                yield self.places(source, layer, group, begin, some, base)
 
     def everything(self, source: Reservation) -> Iterator[Pieces]:
         """All of `source`, layer by layer in the order it names them."""
@@ -67,3 +89,7 @@ class Sender:
     ) -> Header:
         sequence, self.sequence = self.sequence, self.sequence + 1
         return Header(MAGIC, self.version, kind, 0, epoch, reservation, sequence, *place, 0, length)
+
+
+def _nothing(memory: memoryview) -> None:
+    """Nothing is lent."""

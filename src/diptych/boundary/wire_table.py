@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from diptych.boundary.element import Element
-from diptych.boundary.frame import DTYPE_CODES, MAX_PAYLOAD, NO_RESERVATION, Header, Refusal
+from diptych.boundary.frame import (
+    DTYPE_CODES,
+    MAX_PAYLOAD,
+    NO_RESERVATION,
+    PLACE_BYTES,
+    FrameType,
+    Header,
+    Refusal,
+)
 
 REMEMBERED = 4096  # ended reservations whose epoch is still known
 
@@ -105,7 +113,8 @@ class Reservation:
         at = header.block - layer.first
         if at < 0 or header.blocks < 1 or at + header.blocks > len(layer.offsets):
             return Refusal.NO_SUCH_BLOCK
-        return None if header.length == header.blocks * layer.block_bytes else Refusal.WRONG_LENGTH
+        each = PLACE_BYTES if header.type == FrameType.PLACES else layer.block_bytes
+        return None if header.length == header.blocks * each else Refusal.WRONG_LENGTH
 
     def claim(self, header: Header) -> list[memoryview] | Refusal:
         """The memory that the frame may write, which is its writer's alone until `settle`. The frame has passed `refuses`."""
@@ -124,7 +133,7 @@ class Reservation:
         cells[begin:end] = bytes((_HERE if here else _MISSING,)) * header.blocks
         self.writers -= 1
         if here:
-            self.arrived_bytes += header.length
+            self.arrived_bytes += header.blocks * self.layers[header.layer].block_bytes
 
     def missing(self) -> Iterator[tuple[int, int, int, int]]:
         """Runs of blocks that are not here: layer, head group, first block, number of blocks."""

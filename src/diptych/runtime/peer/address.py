@@ -1,4 +1,4 @@
-"""Where a worker is reached: a socket file, or a host and port, and whether that leaves the machine."""
+"""Where a worker is reached: a socket file or a host and port, whether others can, and whether memory is lent there."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ LONGEST_PATH = 100
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`unix:/run/x.sock` or `tcp:HOST:PORT`."""
+    """`unix:/run/x.sock`, `shm:/run/x.sock` (a socket file over which memory is lent) or `tcp:HOST:PORT`."""
 
     path: str = ""
     host: str = ""
     port: int = 0
+    lends: bool = False
 
     @classmethod
     def of(cls, text: str) -> Address:
@@ -28,19 +29,21 @@ class Address:
         ('tcp:127.0.0.1:9000', True)
 
         Raises:
-            InvalidInput: neither of the two forms.
+            InvalidInput: none of these forms.
         """
         kind, _, rest = text.partition(":")
-        if kind == "unix" and rest.startswith("/") and len(rest.encode()) <= LONGEST_PATH:
-            return cls(path=rest)
+        if kind in ("unix", "shm") and rest.startswith("/") and len(rest.encode()) <= LONGEST_PATH:
+            return cls(path=rest, lends=kind == "shm")
         host, _, port = rest.rpartition(":")
         if kind == "tcp" and host and port.isdecimal() and int(port) < 65536:
             return cls(host=host.strip("[]"), port=int(port))
-        expected = f"unix:/PATH of at most {LONGEST_PATH} bytes, or tcp:HOST:PORT"
+        expected = f"unix:/PATH or shm:/PATH of at most {LONGEST_PATH} bytes, or tcp:HOST:PORT"
         raise InvalidInput(Finding("address", f"{text[:120]!r}", expected))
 
     def __str__(self) -> str:
-        return f"unix:{self.path}" if self.path else f"tcp:{self.host}:{self.port}"
+        if self.path:
+            return f"{'shm' if self.lends else 'unix'}:{self.path}"
+        return f"tcp:{self.host}:{self.port}"
 
     @property
     def is_local(self) -> bool:

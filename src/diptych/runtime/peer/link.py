@@ -15,6 +15,7 @@ from diptych.boundary.receiver import Receiver
 from diptych.boundary.sender import Pieces, Sender
 from diptych.boundary.wire_table import WireTable
 from diptych.runtime.failpoints import hit
+from diptych.runtime.peer.arena import Arena, Borrowed
 from diptych.runtime.peer.channel import Channel
 from diptych.runtime.peer.events import Event, Freed, Heard, Lost, Spoiled
 from diptych.runtime.peer.outflow import Run
@@ -44,13 +45,15 @@ class Shared:
 class Link:
     """A connection, from the first word to say until it has ended. It never comes back; another one takes its place."""
 
-    def __init__(self, shared: Shared, peer: str, dialed: bool) -> None:
+    def __init__(self, shared: Shared, peer: str, dialed: bool, reach: Borrowed | None = None) -> None:
+        """`reach`: memory that the peer has lent, for KV whose places it says."""
         self.shared, self.peer, self.dialed = shared, peer, dialed
         self.ended, self.told = threading.Event(), threading.Event()
         self.life = 0
         self._items: SimpleQueue[Said | Run | None] = SimpleQueue()
         self._sender = Sender(OLDEST_VERSION)
-        self._receiver = Receiver(shared.table)
+        self._receiver = Receiver(shared.table, shared.turn, reach)
+        self._reach = reach
         self._channel: Channel | None = None
         self._gate = threading.Lock()  # nothing is put behind the end
 
@@ -76,6 +79,10 @@ class Link:
             channel.shut()
 
     # --- its own threads ----------------------------------------------------------------------------------------------
+
+    def lend(self, arena: Arena) -> None:
+        """KV that lies in this arena is not sent: frames say where it lies."""
+        self._sender.lent = arena.place
 
     def open(self, channel: Channel) -> str:
         """Exchange hellos; the sentence why not, or nothing. The side that dialed speaks first."""
@@ -120,6 +127,8 @@ class Link:
                 item.flow.over()
         if self._channel is not None:
             self._channel.close()
+        if self._reach is not None:
+            self._reach.close()
         self.shared.tell(Lost(self.peer, self.dialed, why))
         self.told.set()
 
@@ -129,9 +138,7 @@ class Link:
     def _await_hello(self, channel: Channel) -> Hello | str:
         while buffers := self._receiver.buffers()[:1]:
             count = channel.receive(buffers)
-            with self.shared.turn:
-                events = self._receiver.received(count) if count else self._receiver.close()
-            for event in events:
+            for event in self._receiver.received(count) if count else self._receiver.close():
                 if isinstance(event, wire.Heard) and isinstance(event.message, Hello):
                     return event.message
                 if isinstance(event, wire.Refused):
@@ -143,15 +150,11 @@ class Link:
         try:
             while buffers := self._receiver.buffers():
                 count = self._channel.receive(buffers)
-                with self.shared.turn:
-                    events = self._receiver.received(count) if count else self._receiver.close()
-                for event in events:
+                for event in self._receiver.received(count) if count else self._receiver.close():
                     self._tell(event)
             return "it was closed"
         except OSError as error:
-            with self.shared.turn:
-                events = self._receiver.close()
-            for event in events:
+            for event in self._receiver.close():
                 self._tell(event)
             return str(error)
 

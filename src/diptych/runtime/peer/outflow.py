@@ -13,11 +13,11 @@ from diptych.boundary.wire_table import Reservation
 class Outflow:
     """The blocks of one handoff on their way out. The engine's thread adds and stops; the writer's takes."""
 
-    __slots__ = ("_lock", "_told", "epoch", "frames", "id", "pending", "sent_bytes", "stopped")
+    __slots__ = ("_lock", "_told", "epoch", "id", "pending", "stopped")
 
     def __init__(self, id: bytes, epoch: int, told: Callable[[], None]) -> None:
         self.id, self.epoch = id, epoch
-        self.pending = self.frames = self.sent_bytes = 0
+        self.pending = 0
         self.stopped = False
         self._lock, self._told = threading.Lock(), told
 
@@ -59,6 +59,4 @@ class Run:
         for frame in sender.frames(held, self.layer, 0, self.block, self.count):
             if self.flow.stopped:
                 return
-            self.flow.frames += 1
-            self.flow.sent_bytes += sum(map(len, frame[1:]))
             yield frame

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import ssl
@@ -15,10 +16,13 @@ from diptych.boundary.messages import Hello, Message
 from diptych.boundary.wire_table import WireTable
 from diptych.errors import Finding, InvalidInput
 from diptych.runtime.peer.address import Address
+from diptych.runtime.peer.arena import Arena, borrow, lend_nothing
 from diptych.runtime.peer.channel import Channel, PlainChannel, TlsChannel
 from diptych.runtime.peer.events import Event
 from diptych.runtime.peer.link import HANDSHAKE_S, Link, Said, Shared
 from diptych.runtime.peer.outflow import Outflow, Run
+
+log = logging.getLogger(__name__)
 
 CONNECT_S = 2.0
 MOST_STRANGERS = 32
@@ -47,8 +51,16 @@ class Tls:
 class Peers:
     """The connections by peer: one that was dialed, one that was accepted. Called from the engine's thread."""
 
-    def __init__(self, hello: Hello, table: WireTable, tell: Callable[[Event], None], tls: Tls | None = None) -> None:
-        self.turn, self.tell = threading.Lock(), tell
+    def __init__(
+        self,
+        hello: Hello,
+        table: WireTable,
+        tell: Callable[[Event], None],
+        tls: Tls | None = None,
+        arena: Arena | None = None,
+    ) -> None:
+        """`arena`: this worker's KV memory, lent to targets that are reached at an address of that kind."""
+        self.turn, self.tell, self._arena = threading.Lock(), tell, arena
         self._shared = Shared(hello, table, self.turn, tell)
         self._tls = tls
         self._server = tls.context(server=True) if tls else None
@@ -129,33 +141,37 @@ class Peers:
         self._listener = address.listen()
         if not address.path:
             address = Address(host=address.host, port=self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, args=(self._listener,), name="peers", daemon=True).start()
+        accept = (self._listener, address.lends)
+        threading.Thread(target=self._accept, args=accept, name="peers", daemon=True).start()
         return address
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket, borrows: bool) -> None:
         while True:
             try:
                 sock, _ = listener.accept()
             except OSError:
                 return
             if self._strangers.acquire(blocking=False):
-                threading.Thread(target=self._accepted, args=(sock,), name="stranger", daemon=True).start()
+                threading.Thread(target=self._accepted, args=(sock, borrows), name="stranger", daemon=True).start()
             else:
                 sock.close()
 
-    def _accepted(self, sock: socket.socket) -> None:
-        link = Link(self._shared, "", dialed=False)
+    def _accepted(self, sock: socket.socket, borrows: bool) -> None:
+        reach = None
         try:
-            channel = self._channel(sock, self._server)
-            refused = link.open(channel)
-            if refused:
-                channel.close()
-        except OSError:
-            sock.close()
-            return
+            sock.settimeout(HANDSHAKE_S)
+            reach = borrow(sock) if borrows else None
+            link = Link(self._shared, "", dialed=False, reach=reach)
+            refused = link.open(self._channel(sock, self._server))
+        except OSError as error:
+            refused = str(error)
         finally:
             self._strangers.release()
         if refused:
+            log.info("a stranger is turned away: %s", refused)
+            sock.close()
+            if reach is not None:
+                reach.close()
             return
         if self._replace(link):
             link.run()
@@ -180,6 +196,8 @@ class Peers:
         sock = None
         try:
             sock = address.connect(CONNECT_S)
+            if address.lends:
+                self._lend(sock, link)
             refused = link.open(self._channel(sock, None if address.is_local and address.path else self._client))
         except OSError as error:
             refused = str(error)
@@ -190,6 +208,13 @@ class Peers:
         else:
             link.run()
         self._forget(link)
+
+    def _lend(self, sock: socket.socket, link: Link) -> None:
+        if self._arena is None:
+            lend_nothing(sock)
+        else:
+            self._arena.lend(sock)
+            link.lend(self._arena)
 
     def _forget(self, link: Link) -> None:
         with self._gate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from diptych.runtime.worker.owner import Limits
 from diptych.serving.batching import BatchRules
 
 MAX_BYTES = 1 << 20
+Room = Callable[[int], memoryview]
 _Name = Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")]
 _Count = Annotated[int, Meta(ge=1, le=1 << 31)]
 _Seconds = Annotated[float, Meta(ge=0, le=86400)]
@@ -45,11 +46,13 @@ class Toy(_Strict, frozen=True, tag_field="kind", tag="toy"):
     decode_step_s: _Seconds = 0.0
     decode_token_s: _Seconds = 0.0
 
-    def make(self) -> Engine:
-        """The engine. Raises InvalidInput."""
+    def make(self, room: Room | None = None) -> Engine:
+        """The engine, its KV in memory from `room`. Raises InvalidInput."""
         model = ToyModel(self.key.encode(), self.layers, self.heads, self.vocabulary, self.max_context, self.eos_after)
         pace = Pace(self.prefill_token_s, self.decode_step_s, self.decode_token_s)
-        return ToyEngine(model, blocks=self.blocks, block_tokens=self.block_tokens, form=toy_format(self.kv), pace=pace)
+        return ToyEngine(
+            model, blocks=self.blocks, block_tokens=self.block_tokens, form=toy_format(self.kv), pace=pace, room=room
+        )
 
 
 class Torch(_Strict, frozen=True, tag_field="kind", tag="torch"):
@@ -65,15 +68,15 @@ class Torch(_Strict, frozen=True, tag_field="kind", tag="torch"):
     max_context: Annotated[int, Meta(ge=0)] = 0
     threads: _Count = 1
 
-    def make(self) -> Engine:
-        """The engine; reads the checkpoint. Raises InvalidInput."""
+    def make(self, room: Room | None = None) -> Engine:
+        """The engine, its KV in memory from `room`; reads the checkpoint. Raises InvalidInput."""
         import torch
 
         from diptych.runtime.engines.torch.engine import Setup, TorchEngine
 
         torch.set_num_threads(self.threads)
         setup = Setup(self.weights, self.kv, self.blocks, self.block_tokens, self.device, self.name, self.max_context)
-        return TorchEngine.load(Path(self.path), setup)
+        return TorchEngine.load(Path(self.path), setup, room)
 
 
 class BatchConfig(_Strict, frozen=True):
@@ -114,7 +117,8 @@ class Config(_Strict, frozen=True):
     """One worker.
 
     `control` and `peer` are addresses ('unix:/PATH' or 'tcp:HOST:PORT'), by default files in `run_dir`, which is made
-    for its owner alone. `token_file` holds what a gateway must say. `parent`: the pid whose end ends this worker, 0 for none.
+    for its owner alone. A `peer` of 'shm:/PATH' takes KV out of memory that sources on this host lend, and lends its own.
+    `token_file` holds what a gateway must say. `parent`: the pid whose end ends this worker, 0 for none.
     """
 
     name: _Name
@@ -183,6 +187,8 @@ def _unsafe(config: Config) -> list[Finding]:
             findings.append(Finding(where, f"{address} leaves this host", "`tls`, or a loopback address"))
         if where == "control" and not address.is_local and not config.token_file:
             findings.append(Finding(where, f"{address} leaves this host", "`token_file`, or a loopback address"))
+        if where == "control" and address.lends:
+            findings.append(Finding(where, f"{address} lends memory, which only peers do", "unix:/PATH"))
     return [*findings, *_unplaced(config)]
 
 

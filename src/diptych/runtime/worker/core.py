@@ -20,6 +20,7 @@ from diptych.runtime.engine import Engine
 from diptych.runtime.failpoints import hit
 from diptych.runtime.messages import Cancel, Drain, Ended, Failed, Load, Message, Submit, Tokens
 from diptych.runtime.peer import events
+from diptych.runtime.peer.arena import Arena
 from diptych.runtime.peer.peers import Peers, Tls
 from diptych.runtime.sampling import Sampled
 from diptych.runtime.worker.admission import objection
@@ -45,12 +46,13 @@ class Core:
         emit: Callable[[Out], None],
         *,
         tls: Tls | None = None,
+        arena: Arena | None = None,
         tiers: LowerTiers | None = None,
     ) -> None:
         self.engine, self.setup, self._emit, self._tiers = engine, setup, emit, tiers
         self._inbox: SimpleQueue[Command | Gone | Stop | events.Event | Callable[[], None]] = SimpleQueue()
         table = WireTable()
-        self.peers = Peers(_hello(engine, setup), table, self._inbox.put, tls)
+        self.peers = Peers(_hello(engine, setup), table, self._inbox.put, tls, arena)
         self.stepper = Stepper(engine, setup.rules, prefixes=setup.prefixes, tiers=tiers)
         self.handoffs = Handoffs(self, self.stepper, self.peers, table, setup.limits)
         self._halves: dict[bytes, Half] = {}

@@ -19,6 +19,7 @@ from diptych.errors import DiptychError, Finding, InvalidInput
 from diptych.runtime.engine import Engine
 from diptych.runtime.messages import Drain, Drained, Hello, Ready
 from diptych.runtime.peer.address import Address
+from diptych.runtime.peer.arena import Arena
 from diptych.runtime.worker.below import below
 from diptych.runtime.worker.commands import EVERYBODY, Command, Out, Setup, Stop
 from diptych.runtime.worker.config import Config, Torch, read
@@ -39,7 +40,9 @@ def main(argv: list[str]) -> int:
         config = read(Path(argv[1]))
         _follow_parent(config.parent)
         make_run_dir(Path(config.run_dir))
-        return asyncio.run(serve(config, config.engine.make()))
+        arena = Arena() if config.peer_address.lends else None
+        engine = config.engine.make(arena.room if arena is not None else None)
+        return asyncio.run(serve(config, engine, arena))
     except InvalidInput as error:
         print(error, file=sys.stderr)
         return 2
@@ -48,8 +51,8 @@ def main(argv: list[str]) -> int:
         return 1
 
 
-async def serve(config: Config, engine: Engine) -> int:
-    """Run a worker until it has drained after SIGTERM, or its engine's thread has died."""
+async def serve(config: Config, engine: Engine, arena: Arena | None = None) -> int:
+    """Run a worker until it has drained after SIGTERM, or its engine's thread has died. `arena`: where the engine's KV lies."""
     token, tls = _token(config), _tls(config)
     ended = asyncio.Event()
     life = time.time_ns()
@@ -63,7 +66,7 @@ async def serve(config: Config, engine: Engine) -> int:
     loop, leaving = asyncio.get_running_loop(), threading.Event()
     setup = Setup(config.name, config.role, life, config.rules, config.handoff_limits, config.prefixes)
     tiers = below(config.residency, engine, config.peer_tls)
-    core = Core(engine, setup, emit, tls=config.peer_tls, tiers=tiers)
+    core = Core(engine, setup, emit, tls=config.peer_tls, arena=arena, tiers=tiers)
     reached = core.peers.listen(_fresh(config.peer_address))
     door = Door(Hello(config.name, config.role, life), _ready(config, engine, str(reached)), token, tls)
     control = Control(door, core.tell)
@@ -92,6 +95,8 @@ async def serve(config: Config, engine: Engine) -> int:
     await asyncio.to_thread(thread.join, 10)
     if tiers is not None and not thread.is_alive():
         tiers.close()
+    if arena is not None:
+        arena.close()
     await control.close()
     _fresh(config.control_address)
     return 1 if died else 0

@@ -1,6 +1,7 @@
 """A proxy between two workers that knows frames: it may damage, cut or hold back those that go from source to target."""
 
 import contextlib
+import os
 import socket
 import threading
 
@@ -12,7 +13,8 @@ class FrameProxy:
     None to end the connection; `number` counts frames of that kind."""
 
     def __init__(self, path, behind, spoil):
-        self.path, self.behind, self.spoil = str(path), behind, spoil
+        self.path, self.spoil = str(path), spoil
+        self.kind, _, self.behind = behind.partition(":")
         self.counts = {FrameType.MESSAGE: 0, FrameType.BLOCKS: 0}
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.path)
@@ -23,7 +25,7 @@ class FrameProxy:
 
     @property
     def address(self):
-        return f"unix:{self.path}"
+        return f"{self.kind}:{self.path}"
 
     def _accept(self):
         while True:
@@ -32,7 +34,9 @@ class FrameProxy:
             except OSError:
                 return
             there = socket.socket(socket.AF_UNIX)
-            there.connect(self.behind.removeprefix("unix:"))
+            there.connect(self.behind)
+            if self.kind == "shm":
+                _pass_on(here, there)
             self.sockets += [here, there]
             for work, pair in ((self._frames, (here, there)), (self._bytes, (there, here))):
                 self.threads.append(threading.Thread(target=work, args=pair, daemon=True))
@@ -44,7 +48,7 @@ class FrameProxy:
             while len(head := stream.read(HEADER_BYTES)) == HEADER_BYTES:
                 found = unseal(memoryview(head))
                 assert not isinstance(found, Refusal), found
-                kind = FrameType(found[0].type)
+                kind = FrameType.MESSAGE if found[0].type == FrameType.MESSAGE else FrameType.BLOCKS
                 self.counts[kind] += 1
                 payload = self.spoil(kind, self.counts[kind], stream.read(found[0].length))
                 if payload is None:
@@ -71,6 +75,14 @@ class FrameProxy:
             each.join(5)
         for each in self.sockets:
             each.close()
+
+
+def _pass_on(here, there):
+    """The memory that is lent."""
+    word, files, _, _ = socket.recv_fds(here, 16, 2)
+    socket.send_fds(there, [word], files)
+    for each in files:
+        os.close(each)
 
 
 def _end(*sockets):

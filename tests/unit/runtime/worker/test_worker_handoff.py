@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from worker_parts import MODEL, Pace, Tokens, Worker, both, cancel, prompt, submit
+from worker_parts import MODEL, TRANSPORTS, Pace, Tokens, Worker, both, cancel, prompt, submit
 
 from diptych.boundary.element import Element, ScaleGranularity, ScaleSource, Scaling
 from diptych.boundary.format import Format
@@ -13,6 +13,11 @@ from diptych.runtime.messages import Handed
 from diptych.runtime.worker.owner import Limits
 
 OWNERSHIPS = ("push", "pull")
+
+
+@pytest.fixture(params=TRANSPORTS, autouse=True)
+def transport(request, monkeypatch):
+    monkeypatch.setattr(Worker, "transport", request.param)
 
 
 @pytest.fixture

@@ -22,6 +22,17 @@ OWNERSHIPS = ("push", "pull")
 SHORT = Limits(wait_ms=800, stall_ms=100)
 
 
+@pytest.fixture
+def lending(monkeypatch):
+    """Workers that take KV out of memory which sources lend."""
+    monkeypatch.setattr(Worker, "transport", "shm")
+
+
+@pytest.fixture(params=["unix", "shm"])
+def transport(request, monkeypatch):
+    monkeypatch.setattr(Worker, "transport", request.param)
+
+
 def through(tmp_path, spoil, ownership, count=9, limits=SHORT, **more):
     """One handoff through a proxy: both ends and what the target has said."""
     source, target = Worker(tmp_path, "p", "prefill", limits=limits), Worker(tmp_path, "d", "decode", limits=limits)
@@ -39,6 +50,7 @@ def through(tmp_path, spoil, ownership, count=9, limits=SHORT, **more):
     return *ends, proxy
 
 
+@pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("ownership", OWNERSHIPS)
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_damaged_frame_is_sent_again(tmp_path, ownership, number):
@@ -50,6 +62,7 @@ def test_a_damaged_frame_is_sent_again(tmp_path, ownership, number):
     assert proxy.counts[FrameType.BLOCKS] == 6
 
 
+@pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("ownership", OWNERSHIPS)
 def test_frames_that_never_arrive_whole_end_in_a_typed_failure(tmp_path, ownership):
     def spoil(kind, count, payload):
@@ -63,6 +76,7 @@ def test_frames_that_never_arrive_whole_end_in_a_typed_failure(tmp_path, ownersh
     assert proxy.counts[FrameType.BLOCKS] == 4 * 3
 
 
+@pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("ownership", OWNERSHIPS)
 @pytest.mark.parametrize(("kind", "number"), [(FrameType.MESSAGE, 2), (FrameType.BLOCKS, 1), (FrameType.BLOCKS, 3)])
 def test_a_connection_that_is_cut_ends_in_a_typed_failure(tmp_path, ownership, kind, number):
@@ -75,6 +89,7 @@ def test_a_connection_that_is_cut_ends_in_a_typed_failure(tmp_path, ownership, k
     assert target.retry
 
 
+@pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("ownership", OWNERSHIPS)
 def test_a_message_that_is_damaged_closes_the_connection(tmp_path, ownership):
     source, target, _ = through(
@@ -86,6 +101,7 @@ def test_a_message_that_is_damaged_closes_the_connection(tmp_path, ownership):
     assert isinstance(target, Failed)
 
 
+@pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("ownership", OWNERSHIPS)
 def test_a_link_that_stops_within_a_frame_gives_its_blocks_back(tmp_path, ownership):
     """The source cannot send, the target waits for the rest: leases and waits run out, and the connection is ended."""
@@ -105,6 +121,39 @@ def test_a_link_that_stops_within_a_frame_gives_its_blocks_back(tmp_path, owners
     assert isinstance(target, Failed)
     assert source.retry
     assert target.retry
+
+
+@pytest.mark.usefixtures("lending")
+def test_a_stranger_that_lends_nothing_readable_is_turned_away(tmp_path):
+    source, target = Worker(tmp_path, "p", "prefill"), Worker(tmp_path, "d", "decode")
+    for word in (b"DPKV" + b"\0" * 84, b"DPAR\1\0\1\0" + b"\xff" * 8):
+        stranger = Address.of(target.address).connect(1)
+        stranger.sendall(word)
+        stranger.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+        stranger.close()
+    request = both(source, target, prompt(9), 3)
+    assert isinstance(target.end_of(request), Ended)
+    for each in (source, target):
+        each.at_rest()
+        each.stop()
+
+
+@pytest.mark.parametrize(("first", "second"), [("unix", "shm"), ("shm", "unix")])
+def test_who_lends_and_who_does_not_understand_each_other(tmp_path, monkeypatch, first, second):
+    """KV comes within frames where one side does not lend, or the other does not borrow."""
+    made = []
+    for name, kind in (("p", first), ("d", second)):
+        monkeypatch.setattr(Worker, "transport", kind)
+        made.append(Worker(tmp_path, name))
+    for one, other in (made, made[::-1]):
+        request = both(one, other, prompt(37), 9)
+        assert other.end_of(request).reason == "length"
+        assert other.tokens_of(request) == MODEL.expected(prompt(37), 9)
+    for each in made:
+        each.at_rest()
+        each.stop()
 
 
 def test_the_next_handoff_dials_again(tmp_path):
@@ -200,7 +249,5 @@ def test_what_is_no_address(text):
 
 
 def test_which_addresses_stay_on_this_host():
-    assert [Address.of(each).is_local for each in ("unix:/a", "tcp:127.0.0.1:1", "tcp:[::1]:1", "tcp:localhost:1")] == [
-        True
-    ] * 4
+    assert [Address.of(each).is_local for each in ("unix:/a", "shm:/a", "tcp:127.0.0.1:1", "tcp:[::1]:1")] == [True] * 4
     assert not any(Address.of(each).is_local for each in ("tcp:0.0.0.0:1", "tcp:10.0.0.1:1", "tcp:node7:1"))

@@ -8,6 +8,7 @@ import time
 from diptych.runtime.engines.toy import Pace, ToyEngine, ToyModel
 from diptych.runtime.messages import Cancel, Ended, Failed, Load, Params, Submit, Tokens
 from diptych.runtime.peer.address import Address
+from diptych.runtime.peer.arena import Arena
 from diptych.runtime.worker.commands import Command, Setup, Stop
 from diptych.runtime.worker.core import Core
 from diptych.runtime.worker.owner import Limits
@@ -17,10 +18,13 @@ from worker_ear import Ear
 MODEL = ToyModel(layers=3)
 RULES, LIMITS = BatchRules(budget=64, sequences=64), Limits()
 ROUTE = 1
+TRANSPORTS = ("unix", "tcp", "shm")
 
 
 class Worker(Ear):
-    """A core on its thread, and everything that it has said."""
+    """A core on its thread, and everything that it has said. `transport` is how its peers reach it and it lends."""
+
+    transport = "unix"
 
     def __init__(
         self,
@@ -37,10 +41,14 @@ class Worker(Ear):
         listen="",
         **toy,
     ):
-        engine = engine or ToyEngine(**{"model": MODEL, "blocks": 64, "block_tokens": 4} | toy)
+        self.arena = arena = Arena() if self.transport == "shm" else None
+        made = {"model": MODEL, "blocks": 64, "block_tokens": 4, "room": arena and arena.room}
+        engine = engine or ToyEngine(**made | toy)
         self.name, self.said, self.heard = name, [], threading.Condition()
-        self.core = Core(engine, Setup(name, role, 1, rules, limits, prefixes), self._emit, tls=tls, tiers=tiers)
-        self.address = str(self.core.peers.listen(Address.of(listen or f"unix:{folder}/{name}.peer")))
+        setup = Setup(name, role, 1, rules, limits, prefixes)
+        self.core = Core(engine, setup, self._emit, tls=tls, arena=arena, tiers=tiers)
+        here = "tcp:127.0.0.1:0" if self.transport == "tcp" else f"{self.transport}:{folder}/{name}.peer"
+        self.address = str(self.core.peers.listen(Address.of(listen or here)))
         self.thread = threading.Thread(target=self.core.run, daemon=True)
         self.thread.start()
 
@@ -74,6 +82,8 @@ class Worker(Ear):
         self.core.tell(Stop())
         self.thread.join(10)
         assert not self.thread.is_alive()
+        if self.arena is not None:
+            self.arena.close()
 
 
 def prompt(length, seed=0):
