@@ -116,9 +116,10 @@ class Dispatch:
         return False
 
     def _wait(self, answer: Answer, held: int, now: float) -> Route:
+        """It is one of the `held` that wait, or it has waited long enough, or it would be one too many."""
         answer.held_since = answer.held_since or now
         limits = self._settings.limits
-        if held >= limits.held or now - answer.held_since >= limits.hold_seconds:
+        if held > limits.held or now - answer.held_since >= limits.hold_seconds:
             return _refuse(answer, 503, "no_worker", "no worker can take this request now", 2.0)
         return Route(Way.HOLD)
 
