@@ -67,7 +67,9 @@ class Still:
 
     def insert(self, sequence: int, blocks: tuple[int, ...], tokens: int) -> None: ...
 
-    def decode_step(self, steps: list[Step]) -> list[Sampled | EngineFault]:
+    def decode_step(
+        self, steps: list[Step], on_layer: Callable[[int], None] | None = None
+    ) -> list[Sampled | EngineFault]:
         return [Sampled(1) for _ in steps]
 
     def release(self, sequence: int) -> None: ...

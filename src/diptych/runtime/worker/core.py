@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 
 from diptych.boundary import serial
 from diptych.boundary.frame import OLDEST_VERSION, VERSION
-from diptych.boundary.messages import Hello, Speaker
+from diptych.boundary.messages import Accept, Hello, Offer, Renew, Reserve, Speaker
 from diptych.boundary.wire_table import WireTable
 from diptych.runtime import messages
 from diptych.runtime.engine import Engine
@@ -36,6 +36,10 @@ TICK_MS = 10
 LOAD_MS = 500
 
 
+Told = Command | Gone | Stop | events.Event | Callable[[], None]
+"""What reaches the engine's thread."""
+
+
 class Core:
     """One worker without its sockets for gateways: `tell` it commands, run it on a thread, and it calls `emit`."""
 
@@ -50,7 +54,9 @@ class Core:
         tiers: LowerTiers | None = None,
     ) -> None:
         self.engine, self.setup, self._emit, self._tiers = engine, setup, emit, tiers
-        self._inbox: SimpleQueue[Command | Gone | Stop | events.Event | Callable[[], None]] = SimpleQueue()
+        self._inbox: SimpleQueue[Told] = SimpleQueue()
+        self._put_off: list[Told] = []
+        self._broken: Exception | None = None
         table = WireTable()
         self.peers = Peers(_hello(engine, setup), table, self._inbox.put, tls, arena)
         self.stepper = Stepper(engine, setup.rules, prefixes=setup.prefixes, tiers=tiers)
@@ -91,13 +97,45 @@ class Core:
         if not stepper.busy:
             return False
         steps = stepper.steps
-        for result in stepper.step(self.handoffs.leaving.stream):
+        results = stepper.step(self.handoffs.leaving.stream, self._overhear)
+        if self._broken is not None:
+            raise self._broken
+        for result in results:
             self._told(result)
         self._flush()
         return stepper.steps != steps
 
+    def _overhear(self) -> None:
+        """Between two layers of a step: what makes ready for others, and touches nothing of the step. A prompt need not wait
+        for a decode step's end to be given room, nor for another prompt's to be announced. All else waits."""
+        while not self._inbox.empty() and self._broken is None:
+            told = self._inbox.get()
+            if not self._makes_ready(told):
+                self._put_off.append(told)
+                continue
+            try:
+                self._do(told)
+            except Exception as error:  # not the engine's fault, which it would be taken for
+                self._broken = error
+        self._flush()
+
+    def _makes_ready(self, told: Told) -> bool:
+        """Whether it may be done within a step. What is said of one request keeps its order."""
+        match told:
+            case Command(_, Submit() as submit):
+                id, may = submit.request, submit.request not in self._halves
+            case events.Heard(message=Reserve() | Offer() | Accept() | Renew()):
+                id, may = told.id, True
+            case _:
+                return False
+        return may and not any(_about(each) in (id, None) for each in self._put_off)
+
     def _take(self, wait: bool) -> None:
         """Everything that has come in, or the next thing within a tick."""
+        put_off, self._put_off = self._put_off, []
+        for told in put_off:
+            self._do(told)
+        wait = wait and not put_off
         try:
             self._do(self._inbox.get(timeout=TICK_MS / 1000) if wait else self._inbox.get_nowait())
             while True:
@@ -105,7 +143,7 @@ class Core:
         except Empty:
             pass
 
-    def _do(self, told: Command | Gone | Stop | events.Event | Callable[[], None]) -> None:
+    def _do(self, told: Told) -> None:
         match told:
             case Command(route, Submit() as submit):
                 self._submit(route, submit)
@@ -275,6 +313,18 @@ class Core:
     def load(self) -> Load:
         """Queues, memory, progress and the ledger, now."""
         return load(self.stepper, self.handoffs, self._tiers, self._draining)
+
+
+def _about(told: Told) -> bytes | None:
+    """The request that it is about; None: all of them, or a connection."""
+    match told:
+        case Command(_, (Submit() | Cancel()) as said):
+            return said.request
+        case events.Heard() | events.Spoiled() | events.Freed() | events.Unread():
+            return told.id
+        case Command(_, messages.Ask()):
+            return b""
+    return b"" if callable(told) else None
 
 
 def _hello(engine: Engine, setup: Setup) -> Hello:

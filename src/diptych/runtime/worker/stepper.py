@@ -131,8 +131,8 @@ class Stepper:
 
     # --- one step ---------------------------------------------------------------------------------------------------
 
-    def step(self, streams: Streams | None = None) -> list[Result]:
-        """Plan and compute one step; nothing when nobody can run."""
+    def step(self, streams: Streams | None = None, between: Callable[[], None] | None = None) -> list[Result]:
+        """Plan and compute one step; nothing when nobody can run. `between` is called between its layers."""
         batch = self.batch
         before, runs = batch.preemptions, batch.plan()
         if batch.preemptions != before:
@@ -142,7 +142,7 @@ class Stepper:
         chunks = list(batch.chunks)
         decoding = [] if chunks and not batch.rules.mixes else [half for _, _, half in batch.running]
         self._give_blocks(chunks)
-        results = [*self._prefill(chunks, streams), *self._decode(decoding)]
+        results = [*self._prefill(chunks, streams, between), *self._decode(decoding, between)]
         faults = [result for result in results if result.fault]
         for result in faults:
             self._fault(result.half)
@@ -194,9 +194,16 @@ class Stepper:
 
     # --- the engine -------------------------------------------------------------------------------------------------
 
-    def _prefill(self, chunks: Sequence[tuple[Half, int]], streams: Streams | None) -> list[Result]:
+    def _prefill(
+        self, chunks: Sequence[tuple[Half, int]], streams: Streams | None, between: Callable[[], None] | None
+    ) -> list[Result]:
         def compute(some: Sequence[tuple[Half, int]]) -> list[Prefilled | EngineFault]:
-            on_layer = None if streams is None else (lambda layer: streams(some, layer))
+            def on_layer(layer: int) -> None:
+                if streams is not None:
+                    streams(some, layer)
+                if between is not None:
+                    between()
+
             return self.engine.prefill([_chunk(half, tokens) for half, tokens in some], on_layer)
 
         results = []
@@ -210,9 +217,11 @@ class Stepper:
                 results.append(Result(half, found.sampled))
         return results
 
-    def _decode(self, halves: Sequence[Half]) -> list[Result]:
+    def _decode(self, halves: Sequence[Half], between: Callable[[], None] | None) -> list[Result]:
+        on_layer = None if between is None else (lambda layer: between())
+
         def compute(some: Sequence[Half]) -> list[Sampled | EngineFault]:
-            return self.engine.decode_step([_step(half) for half in some])
+            return self.engine.decode_step([_step(half) for half in some], on_layer)
 
         return [
             Result(half, fault=found.why) if isinstance(found, EngineFault) else Result(half, found)

@@ -235,11 +235,11 @@ class Breaking(ToyEngine):
             for chunk, found in zip(chunks, super().prefill(chunks, on_layer), strict=True)
         ]
 
-    def decode_step(self, steps):
+    def decode_step(self, steps, on_layer=None):
         self._check(steps, lambda step: (step.token,))
         return [
             EngineFault(step.sequence, "spoiled") if step.token == 13 else found
-            for step, found in zip(steps, super().decode_step(steps), strict=True)
+            for step, found in zip(steps, super().decode_step(steps, on_layer), strict=True)
         ]
 
 
