@@ -3,11 +3,16 @@
 What it must cost: at batch 1 and on an equal-length batch of 8 no more than `transformers`; on requests of unlike lengths a third
 of it; and a pair of roles in two precisions less than either precision alone.
 
-    python benchmarks/engine.py            # several minutes; fetches the demo model once
-    python benchmarks/engine.py --write    # and benchmarks/engine.md
+    python benchmarks/engine.py                  # several minutes; fetches the demo model once
+    python benchmarks/engine.py --only ragged    # one of batch, ragged, roles
+    python benchmarks/engine.py --write          # and benchmarks/engine.md; with --only that part of it alone
 
 One thread, CPU-seconds of this process, so that what else the machine does enters only through caches and memory. The best of
 the turns counts, turns of all columns in rotation. Greedy, end tokens ignored.
+
+`transformers` gets requests of unlike lengths as a user's script hands them to it: in order of arrival, eight at a time, padded
+on the left to the longest prompt, until the longest answer is there, then the next eight. Only tokens that were asked for count.
+The engine serves the same requests in the same order with at most eight at a time.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ from diptych.runtime.sampling import GREEDY
 
 PROMPT, ANSWER, BATCH = 128, 16, 8
 BLOCK = 16
+PARTS = ("batch", "ragged", "roles")
 Prompt = tuple[int, ...]
 
 
@@ -64,8 +70,8 @@ def equal(count: int) -> list[Request]:
     return [Request(prompt, ANSWER) for prompt in prompts(np.random.default_rng(count), [PROMPT] * count)]
 
 
-def ragged(count: int = 12) -> list[Request]:
-    """Prompts of 16 to 256 tokens; answers of 4 to 64, most of them short."""
+def ragged(count: int = 32) -> list[Request]:
+    """Prompts of 16 to 256 tokens; answers of 4 to 64, most of them short. So many that the last ones' end does not decide."""
     numbers = np.random.default_rng(5)
     lengths = numbers.integers(16, 257, count)
     answers = np.clip(numbers.lognormal(2.4, 0.9, count), 4, 64).astype(int)
@@ -169,7 +175,7 @@ def best(title: str, columns: dict[str, Callable[[], Spent]], turns: int) -> dic
     return found
 
 
-def measured(place: Path, turns: int) -> dict[str, dict[str, Spent]]:
+def measured(place: Path, turns: int, parts: Sequence[str]) -> dict[str, dict[str, Spent]]:
     engines = {
         weights: TorchEngine.load(place, Setup(weights=weights, kv="fp32", blocks=256))
         for weights in ("fp32", "bf16", "int8")
@@ -186,7 +192,9 @@ def measured(place: Path, turns: int) -> dict[str, dict[str, Spent]]:
         return lambda: generate(theirs[name], requests, batch)
 
     found = {}
-    for title, requests, batch in (("batch 1", equal(1), 1), (f"batch {BATCH}, equal", equal(BATCH), BATCH)):
+    sizes = ((1, "batch 1"), (BATCH, f"batch {BATCH}, equal")) if "batch" in parts else ()
+    for batch, title in sizes:
+        requests = equal(batch)
         columns = {
             "transformers fp32": hf("fp32", requests, batch),
             "engine fp32": ours("fp32", "fp32", requests, batch),
@@ -194,10 +202,13 @@ def measured(place: Path, turns: int) -> dict[str, dict[str, Spent]]:
         if batch == 1:
             columns |= {"transformers bf16": hf("bf16", requests, 1), "engine bf16": ours("bf16", "bf16", requests, 1)}
         found[title] = best(title, {**columns, "engine int8": ours("int8", "int8", requests, batch)}, turns)
-    some = ragged()
-    title = f"{len(some)} requests of unlike lengths, batches of up to {BATCH}"
-    columns = {"transformers fp32": hf("fp32", some, BATCH), "engine fp32": ours("fp32", "fp32", some, BATCH)}
-    found[title] = best(title, {**columns, "engine int8": ours("int8", "int8", some, BATCH)}, turns)
+    if "ragged" in parts:
+        some = ragged()
+        title = f"{len(some)} requests of unlike lengths, batches of up to {BATCH}"
+        columns = {"transformers fp32": hf("fp32", some, BATCH), "engine fp32": ours("fp32", "fp32", some, BATCH)}
+        found[title] = best(title, {**columns, "engine int8": ours("int8", "int8", some, BATCH)}, turns)
+    if "roles" not in parts:
+        return found
     pairs = [("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("bf16", "int8"), ("fp32", "int8")]
     title, requests = "roles, prefill → decode, batch 2", equal(2)
     columns = {f"{one} → {two}": ours(one, two, requests, 2) for one, two in pairs}
@@ -235,20 +246,35 @@ there, and int8 is the fastest precision of both halves: a pair of bf16 prefill 
     return "\n\n".join([head.rstrip(), *(table(title, rows) for title, rows in found.items())]) + "\n"
 
 
+def merged(old: str, new: str) -> str:
+    """The old page with the new one's tables in place of its own of the same beginning, and the new one's head."""
+    head, *tables = new.split("\n### ")
+    named = {_kind(table): table for table in tables}
+    parts = [named.pop(_kind(table), table).rstrip("\n") for table in old.split("\n### ")[1:]]
+    return "\n\n### ".join([head.rstrip("\n"), *parts, *(table.rstrip("\n") for table in named.values())]) + "\n"
+
+
+def _kind(table: str) -> str:
+    """A table by its title, whatever numbers are in it."""
+    return "ragged" if "unlike" in table.splitlines()[0] else table.splitlines()[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write benchmarks/engine.md")
     parser.add_argument("--model", type=Path, help="a checkpoint instead of the demo model")
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--only", choices=PARTS)
     given = parser.parse_args()
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    found = measured(given.model or demo_model(say=print), given.turns)
+    found = measured(given.model or demo_model(say=print), given.turns, [given.only] if given.only else PARTS)
     text = page(found, given.turns)
     print(text)
     if given.write:
-        Path(__file__).with_suffix(".md").write_text(text)
+        place = Path(__file__).with_suffix(".md")
+        place.write_text(merged(place.read_text(), text) if given.only else text)
     print(json.dumps({title: {name: each.total for name, each in rows.items()} for title, rows in found.items()}))
 
 
