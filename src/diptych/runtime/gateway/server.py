@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import resource
 import signal
 import ssl
@@ -25,6 +26,18 @@ log = logging.getLogger("diptych.gateway")
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 SPARE_FILES = 64
 """File descriptors left for workers and files."""
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """A head whose wish for another protocol is not heard.
+
+    Java's client offers HTTP/2 with every request. A server may pass that over, but the parser takes what follows such a head for
+    the other protocol, and the body would be lost.
+    """
+    end = data.find(b"\r\n\r\n")
+    head, rest = (data, b"") if end < 0 else (data[:end], data[end:])
+    return _UPGRADE.sub(b"\r\nx-pgrade:", head) + rest
 
 
 def bounded(limits: Limits) -> type[HttpToolsProtocol]:
@@ -51,6 +64,7 @@ def bounded(limits: Limits) -> type[HttpToolsProtocol]:
                 return
             if self._in_head:
                 self._head += len(data)
+                data = _without_upgrade(data)
             super().data_received(data)
             if self._in_head and self._head > limits.header_bytes:
                 self._headers_large()
@@ -155,6 +169,7 @@ class Listening:
         if application is None:
             assert isinstance(service, Service)
             application = Edge(service)
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what strangers send is counted, not logged
         self._server = _Server(_config(application, self.settings))
         self._task: asyncio.Task[None] | None = None
 

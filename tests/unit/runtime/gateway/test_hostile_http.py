@@ -238,6 +238,21 @@ def test_a_packed_body_is_not_unpacked(gateway: Running) -> None:
     assert (status, is_envelope(found)) == (415, True)
 
 
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"TLS/1.0"])
+def test_an_offer_of_another_protocol_is_passed_over(gateway: Running, protocol: bytes) -> None:
+    """Java's client offers HTTP/2 with every request."""
+    offer = b"connection: Upgrade, HTTP2-Settings", b"Upgrade: " + protocol, b"HTTP2-Settings: AAEAAEAAAAIAAAAB"
+    status, found = post(gateway.port, CHAT, chat(), *offer)
+    assert (status, found["object"]) == (200, "chat.completion")
+    lines = b"\r\n".join([b"POST /v1/completions HTTP/1.1", b"host: x", *offer, b"content-length: %d" % len(text())])
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as connection:
+        connection.sendall(lines + b"\r\n\r\n")
+        connection.sendall(text())
+        assert parsed(read_response(connection))[0] == 200
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert parsed(read_response(connection))[0] == 200
+
+
 def test_requests_after_one_another_on_one_connection(gateway: Running) -> None:
     one = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as connection:
