@@ -15,7 +15,7 @@ milliseconds of this process's monotonic clock; a lease runs from when its messa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from diptych.boundary.messages import (
@@ -156,11 +156,15 @@ class Source:
         handoff = self._current(id, epoch)
         return [] if handoff is None else self._event(handoff, Event.CANCELLED, now)
 
-    def lost(self, peer: str, now: int) -> list[Deed]:
-        """The connection to a target is gone: what was on the way there is reported, what is committed there is freed here."""
+    def lost(self, peer: str, now: int, only: Container[bytes] | None = None) -> list[Deed]:
+        """The connection to a target is gone: what was on the way there is reported, what is committed there is freed here.
+
+        `only`: the handoffs that used this connection, where others use another one by now.
+        """
         deeds: list[Deed] = []
         for handoff in [each for each in self._open.values() if each.parcel.peer == peer]:
-            deeds += self._event(handoff, Event.TARGET_LOST, now)
+            if only is None or handoff.parcel.id in only:
+                deeds += self._event(handoff, Event.TARGET_LOST, now)
         return deeds
 
     def tick(self, now: int) -> list[Deed]:

@@ -20,11 +20,15 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A connection is gone, or could not be made, and everything that was said over it before has been told."""
+    """A connection is gone, or could not be made, and everything that was said over it before has been told.
+
+    `link` is its number: there may be another one to the same peer by now.
+    """
 
     peer: str
     dialed: bool
     why: str = ""
+    link: int = 0
 
 
 @dataclass(frozen=True, slots=True)

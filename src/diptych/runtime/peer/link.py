@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from queue import SimpleQueue
 
 from diptych.boundary import receiver as wire
@@ -21,6 +22,7 @@ from diptych.runtime.peer.events import Event, Freed, Heard, Lost, Spoiled
 from diptych.runtime.peer.outflow import Run
 
 HANDSHAKE_S = 5.0
+_numbers = count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Link:
     def __init__(self, shared: Shared, peer: str, dialed: bool, reach: Borrowed | None = None) -> None:
         """`reach`: memory that the peer has lent, for KV whose places it says."""
         self.shared, self.peer, self.dialed = shared, peer, dialed
+        self.number = next(_numbers)
         self.ended, self.told = threading.Event(), threading.Event()
         self.life = 0
         self._items: SimpleQueue[Said | Run | None] = SimpleQueue()
@@ -129,7 +132,7 @@ class Link:
             self._channel.close()
         if self._reach is not None:
             self._reach.close()
-        self.shared.tell(Lost(self.peer, self.dialed, why))
+        self.shared.tell(Lost(self.peer, self.dialed, why, self.number))
         self.told.set()
 
     def _greet(self, channel: Channel) -> None:
@@ -137,8 +140,8 @@ class Link:
 
     def _await_hello(self, channel: Channel) -> Hello | str:
         while buffers := self._receiver.buffers()[:1]:
-            count = channel.receive(buffers)
-            for event in self._receiver.received(count) if count else self._receiver.close():
+            size = channel.receive(buffers)
+            for event in self._receiver.received(size) if size else self._receiver.close():
                 if isinstance(event, wire.Heard) and isinstance(event.message, Hello):
                     return event.message
                 if isinstance(event, wire.Refused):
@@ -149,8 +152,8 @@ class Link:
         assert self._channel is not None
         try:
             while buffers := self._receiver.buffers():
-                count = self._channel.receive(buffers)
-                for event in self._receiver.received(count) if count else self._receiver.close():
+                size = self._channel.receive(buffers)
+                for event in self._receiver.received(size) if size else self._receiver.close():
                     self._tell(event)
             return "it was closed"
         except OSError as error:

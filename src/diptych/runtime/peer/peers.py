@@ -83,14 +83,20 @@ class Peers:
         link = self._links.get((peer, True))
         return link is not None and link.put(run)
 
-    def dial(self, peer: str, address: Address) -> None:
-        """Have a connection to a target, if there is none. What is said meanwhile waits; `Lost` follows if it cannot be made."""
+    def dial(self, peer: str, address: Address) -> int:
+        """Have a connection to a target; its number, by which `Lost` names it, 0 when this worker has ended.
+
+        What is said before it is made waits; `Lost` follows if it cannot be made.
+        """
         with self._gate:
             standing = self._links.get((peer, True))
-            if self._closed or (standing is not None and not standing.ended.is_set()):
-                return
+            if self._closed:
+                return 0
+            if standing is not None and not standing.ended.is_set():
+                return standing.number
             link = self._links[peer, True] = Link(self._shared, peer, dialed=True)
         threading.Thread(target=self._dialed, args=(link, address), name=f"from {peer}", daemon=True).start()
+        return link.number
 
     def drop(self, peer: str, dialed: bool) -> None:
         """End a connection that does not move."""

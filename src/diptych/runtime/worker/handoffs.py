@@ -64,7 +64,10 @@ class Handoffs:
             case events.Heard():
                 (self.leaving if event.dialed else self.arriving).heard(event)
             case events.Lost():
-                (self.leaving if event.dialed else self.arriving).lost(event.peer)
+                if event.dialed:
+                    self.leaving.lost(event.peer, event.link)
+                else:
+                    self.arriving.lost(event.peer)
             case events.Spoiled():
                 self.arriving.spoiled((event.id, event.epoch))
             case events.Freed():

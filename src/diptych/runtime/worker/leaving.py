@@ -110,9 +110,10 @@ class Leaving:
             hit("prefill.commit")
         self._carry(self.source.heard(said.peer, said.id, said.epoch, said.message, self.owner.now()))
 
-    def lost(self, peer: str) -> None:
-        """The connection to a target is gone."""
-        self._carry(self.source.lost(peer, self.owner.now()))
+    def lost(self, peer: str, link: int) -> None:
+        """A connection to a target is gone. Handoffs that began after it ended are on another one."""
+        used = {id for (id, _), out in self._out.items() if out.link == link}
+        self._carry(self.source.lost(peer, self.owner.now(), used))
 
     def tick(self, now: int) -> None:
         """Leases and waits."""
@@ -131,7 +132,7 @@ class Leaving:
             match deed:
                 case deeds.Say():
                     if isinstance(deed.message, Reserve | Offer):
-                        self.peers.dial(deed.peer, self._out[key].address)
+                        self._out[key].link = self.peers.dial(deed.peer, self._out[key].address)
                     self.peers.say(deed.peer, True, *key, deed.message)
                 case deeds.Prefill():
                     hit("prefill.reserve")

@@ -30,6 +30,7 @@ class Outgoing:
     flow: Outflow
     memory: KVMemory
     holding: Holding | None = None
+    link: int = 0  # the connection that it uses, by its number
     begun: bool = False
     sent: bool = False
     streamed: int = 0  # leading blocks of every layer that are on their way

@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import trustme
@@ -165,6 +166,26 @@ def test_the_next_handoff_dials_again(tmp_path):
         end = time.monotonic() + 5
         while source.core.peers.open and time.monotonic() < end:
             time.sleep(0.005)
+    for each in (source, target):
+        each.at_rest()
+        each.stop()
+
+
+@pytest.mark.parametrize("ownership", OWNERSHIPS)
+def test_the_end_of_one_connection_is_not_that_of_the_next(tmp_path, ownership):
+    """The end of an old connection is told late, when a handoff has begun on a new one already."""
+    source, target = Worker(tmp_path, "p", "prefill"), Worker(tmp_path, "d", "decode")
+    assert isinstance(target.end_of(both(source, target, prompt(9), 3, ownership)), Ended)
+    link = source.core.peers._links["d", True]
+    told, link.shared = threading.Event(), replace(link.shared, tell=lambda event: told.wait(5) and was(event))
+    was = source.core.peers.tell
+    target.core.peers.drop("p", False)
+    while not link.ended.is_set():
+        time.sleep(0.001)
+    request = both(source, target, prompt(30), 3, ownership)
+    source.wait(lambda said: source.core.handoffs.open)
+    told.set()
+    assert isinstance(target.end_of(request), Ended)
     for each in (source, target):
         each.at_rest()
         each.stop()
