@@ -54,7 +54,7 @@ test-clients: .venv/ready  ## GuideLLM, lm-evaluation-harness and AIPerf ask the
 	DIPTYCH_CLIENTS=$(CURDIR)/.venv-clients $(BIN)/pytest -n 0 tests/clients
 
 soak: .venv/ready  ## 256 streams for minutes: every token, no error, and memory that does not grow
-	$(BIN)/pytest -n 0 -s tests/e2e/test_steady.py -m long
+	$(BIN)/pytest -n 0 -s -m long tests/e2e/test_steady.py
 
 compiled: .venv/ready  ## the simulator's hot modules through mypyc (a C compiler is needed) into build/compiled, and its tests on them
 	rm -rf build/compiled

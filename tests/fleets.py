@@ -151,7 +151,10 @@ async def running(fleet, under=None, patience=PATIENT):
 
 @dataclass
 class Stream:
-    """One request as its client saw it. `error` is a typed one; `cut` is a connection that ended before its time."""
+    """One request as its client saw it. `error` is a typed one; `cut` is a connection that ended before its time.
+
+    `after`: what a refusal says of when to come back.
+    """
 
     prompt: list
     wanted: int
@@ -162,6 +165,9 @@ class Stream:
     error: str = ""
     cut: str = ""
     done: bool = False
+    status: int = 0
+    after: str = ""
+    ended: float = 0.0
 
     @property
     def served(self):
@@ -187,15 +193,21 @@ async def stream(session, url, prompt, wanted, said=None):
             "return_token_ids": True}  # fmt: skip
     try:
         async with session.post(f"{url}/v1/completions", json=body, timeout=aiohttp.ClientTimeout(total=60)) as answer:
+            said.status = answer.status
             if answer.status != 200:
                 told = json.loads(await answer.read())
-                said.error = f"{answer.status} {told['error']['code']}"
+                said.error, said.after = (
+                    f"{answer.status} {told['error']['code']}",
+                    answer.headers.get("retry-after", ""),
+                )
                 return said
             async for line in answer.content:
                 if line.startswith(b"data: "):
                     _take(said, line[6:].strip())
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         said.cut = f"{type(error).__name__}: {error}"
+    finally:
+        said.ended = time.monotonic()
     return said
 
 

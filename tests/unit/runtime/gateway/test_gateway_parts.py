@@ -14,11 +14,12 @@ from diptych.boundary.serial import to_msgpack
 from diptych.errors import InvalidInput
 from diptych.runtime.engines.toy import ToyEngine, ToyModel
 from diptych.runtime.gateway.budget import RetryBudget
-from diptych.runtime.gateway.history import percentiles
+from diptych.runtime.gateway.history import WINDOW, Finished, History, percentiles
 from diptych.runtime.gateway.mailbox import Given, Mailbox
 from diptych.runtime.gateway.outlook import Line, Mean
 from diptych.runtime.gateway.prefix_index import PrefixIndex, names_of
 from diptych.runtime.gateway.roster import Roster
+from diptych.runtime.gateway.service import Service
 from diptych.runtime.gateway.settings import Endpoint, Settings
 from diptych.runtime.messages import Chosen, Ready
 
@@ -97,6 +98,15 @@ def test_an_index_forgets_the_ends_of_old_prompts_first() -> None:
 def test_percentiles_are_ranks() -> None:
     assert percentiles([float(value) for value in range(1, 101)]) == {"p50": 50.0, "p90": 90.0, "p99": 99.0}
     assert percentiles([]) == {"p50": None, "p90": None, "p99": None}
+
+
+def test_latencies_are_remembered_for_as_long_as_percentiles_look_at_them() -> None:
+    endpoints = (Endpoint("d", "decode", "unix:/d"),)
+    history = History(Service(Settings(model="toy", workers=endpoints)))
+    for second in range(1000):
+        history.lasted(Finished(float(second), float(second), None, float(second)))
+    assert len(history._finished) == WINDOW + 1
+    assert history.latencies(999.0)["ttft"]["p50"] == pytest.approx(1000 - WINDOW / 2, abs=1)
 
 
 def test_expectations_follow_what_was_seen() -> None:
