@@ -67,6 +67,12 @@ class OpenAnswers:
             self.do(self.attempts.cancelled(answer.id))
             self._complete(answer, reason)
 
+    def end_all(self, code: str, message: str) -> None:
+        """This process goes: whoever still waits is told so."""
+        for answer in [each for each in self if not each.ended]:
+            self._give_up(answer, code)
+            answer.mailbox.put(Lost(answer.choice, 503, code, message, 1.0))
+
     def tick(self) -> None:
         """Deadlines, and held requests that try again."""
         self.do(self.attempts.tick(self.milliseconds()))

@@ -27,6 +27,8 @@ from diptych.runtime.gateway.text import FileTokenizer, Tokenizer, ToyTokenizer
 from diptych.runtime.gateway.workforce import Workforce
 
 TICK = 0.05
+LAST_WORDS = 1.0
+"""Seconds for errors to reach clients before connections are closed."""
 
 
 class Service:
@@ -67,11 +69,16 @@ class Service:
             await asyncio.gather(self._ticking, return_exceptions=True)
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing new; wait for what is open."""
+        """Take nothing new; wait for what is open, and end what is open then with an error that says why."""
         self.draining = True
+        await self._until_empty(seconds)
+        self.answers.end_all("shutting_down", "this server stops before the answer is complete; ask again")
+        await self._until_empty(LAST_WORDS)
+
+    async def _until_empty(self, seconds: float) -> None:
         until = self.now() + seconds
         while self.answers and self.now() < until:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(TICK)
 
     async def _tick(self) -> None:
         before = self.now()
@@ -93,9 +100,10 @@ class Service:
 
     def submit(self, asked: Asked) -> list[Answer]:
         """Begin every answer of a request. Raises Refusal when it cannot be taken."""
-        self._check_room(asked.n * len(asked.prompts))
+        count = asked.n * len(asked.prompts)
+        self._check_room(count)
         now = self.now()
-        mailbox = Mailbox(self.settings.limits.unread_tokens)
+        mailbox = Mailbox(self.settings.limits.unread_tokens * count)
         deadline = now + self.settings.limits.request_seconds
         answers = []
         for place, prompt in enumerate(asked.prompts):

@@ -46,7 +46,8 @@ class Workforce:
         hello = Hello("gateway", "gateway", self._life, token=self._settings.worker_token)
         for worker in self._roster:
             address = Address.of(worker.endpoint.address)
-            tls = None if address.is_local else worker_tls(self._settings)
+            by_tls = not address.path and (self._settings.worker_ca or not address.is_local)
+            tls = worker_tls(self._settings) if by_tls else None
             keeping = keep(address, hello, tls, lambda worker=worker: self._new_link(worker))  # type: ignore[misc]
             self._tasks.append(loop.create_task(keeping))
 

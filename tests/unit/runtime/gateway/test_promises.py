@@ -152,6 +152,29 @@ def test_what_a_million_tokens_cost_now(tmp_path: Path) -> None:
     run(test, tmp_path)
 
 
+def test_a_reader_of_many_answers_is_not_slow_for_their_number(tmp_path: Path) -> None:
+    async def test(made: Fleet, session: aiohttp.ClientSession) -> None:
+        events = await stream(made, session, prompt=PROMPT, max_tokens=16, n=16)
+        assert [ids(events, choice) for choice in range(16)] == [MODEL.expected(PROMPT, 16)] * 16
+
+    run(test, tmp_path, tune=pace(first=0.02, at_once=16), limits=Limits(unread_tokens=32))
+
+
+def test_a_gateway_that_must_stop_ends_its_streams_with_an_error(tmp_path: Path) -> None:
+    async def test(made: Fleet, session: aiohttp.ClientSession) -> None:
+        streamed = asyncio.create_task(stream(made, session, prompt=PROMPT, max_tokens=500))
+        whole = asyncio.create_task(ask(made, session, max_tokens=500))
+        while made.service.history.told < 8:
+            await asyncio.sleep(0.01)
+        await made.service.drain(0.1)
+        events, (status, found) = await streamed, await whole
+        assert ids(events) == MODEL.expected(PROMPT, len(ids(events)))
+        assert events[-1]["error"]["code"] == found["error"]["code"] == "shutting_down"
+        assert status == 503
+
+    run(test, tmp_path, tune=pace(each=0.02))
+
+
 @pytest.mark.parametrize(
     ("theirs", "agreed"), [((1, 1), 1), ((1, 2), 2), ((2, 2), 2), ((2, 3), 2), ((1, 9), 2), ((3, 3), None)]
 )
