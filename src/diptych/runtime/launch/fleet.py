@@ -15,6 +15,9 @@ from diptych.runtime.launch.run_dir import write_secretly
 from diptych.runtime.worker.config import BatchConfig, Config, LimitsConfig, TierConfig, Torch, Toy
 
 STORE = "kvstore"
+CPU_BUDGET = 512
+"""Prompt tokens of a step on a CPU, which computes as many a second as it ever will from about 256 on: in a longer step prompts
+only wait for each other."""
 ADMIN_TOKEN = "admin.token"  # noqa: S105 - a file's name
 
 
@@ -45,7 +48,7 @@ class Fleet:
     gateway: Settings
     tiers: tuple[TierConfig, ...] = ()
     store: int = 0
-    batch: BatchConfig = field(default_factory=BatchConfig)
+    batch: BatchConfig | None = None
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     drain: float = 30.0
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -57,6 +60,11 @@ class Fleet:
     @property
     def url(self) -> str:
         return self.gateway.url
+
+    def batch_of(self, pool: Pool) -> BatchConfig:
+        """How a pool's workers fill their steps, by what they compute on where nothing was said."""
+        is_slow = isinstance(pool.engine, Torch) and pool.engine.device == "cpu"
+        return self.batch or (BatchConfig(budget=CPU_BUDGET) if is_slow else BatchConfig())
 
     def programs(self, folder: Path, admin_token: str) -> tuple[Program, ...]:
         """The processes, after writing what each is told into `folder`."""
@@ -77,7 +85,7 @@ class Fleet:
             role=pool.role,
             run_dir=str(folder),
             engine=pool.engine,
-            batch=self.batch,
+            batch=self.batch_of(pool),
             limits=self.limits,
             residency=tuple(self._tiers_of(name, folder)),
             drain_s=self.drain,
