@@ -121,13 +121,17 @@ class Gateway:
     # --- the way in -------------------------------------------------------------------------------------------------
 
     def arrive(self, request: Request, now: int) -> None:
-        """A request enters."""
+        """A request enters, or will when it has come in."""
+        if self.entry:
+            self.clock.at(now + self.entry, MESSAGE, self._enter, request)
+        else:
+            self._enter(now, request)
+
+    def _enter(self, now: int, request: Request) -> None:
         self.live[request.id] = request
         self.latest = now
         if request.prompt + request.osl > self.longest:
             self.refuse(request, Outcome.TOO_LONG, now)
-        elif self.entry:
-            self.clock.at(now + self.entry, MESSAGE, self._again, (request, request.epoch))
         else:
             self.route(request, now)
         if self.entered is not None:

@@ -66,8 +66,8 @@ async def _measured(fleet: Fleet, bench: Bench, say: Say) -> Calibration:
         ),
         ownership=Ownership(fleet.gateway.ownership),
         block_tokens=ready.block_tokens,
-        budget=fleet.batch.budget,
-        sequences=fleet.batch.sequences,
+        budget=fleet.batch_of(fleet.pools[0]).budget,
+        sequences=fleet.batch_of(fleet.pools[0]).sequences,
         roles=tuple(roles),
         handoffs=_seen_handoffs(handed),
         gateway_seconds=await gateway.added(bench, fleet.gateway),
@@ -77,7 +77,7 @@ async def _measured(fleet: Fleet, bench: Bench, say: Say) -> Calibration:
 def _plan(fleet: Fleet, worker: Reached) -> Plan:
     ready = worker.ready
     assert ready is not None
-    return Plan(ready.max_context, ready.blocks * ready.block_tokens, fleet.batch.sequences)
+    return Plan(ready.max_context, ready.blocks * ready.block_tokens, fleet.batch_of(fleet.pools[0]).sequences)
 
 
 async def _role(

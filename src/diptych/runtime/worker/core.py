@@ -107,7 +107,8 @@ class Core:
 
     def _overhear(self) -> None:
         """Between two layers of a step: what makes ready for others, and touches nothing of the step. A prompt need not wait
-        for a decode step's end to be given room, nor for another prompt's to be announced. All else waits."""
+        for a decode step's end to be given room, nor for another prompt's to be announced. All else waits. And the heartbeat:
+        a step of long prompts takes longer than a worker may be silent."""
         while not self._inbox.empty() and self._broken is None:
             told = self._inbox.get()
             if not self._makes_ready(told):
@@ -117,6 +118,7 @@ class Core:
                 self._do(told)
             except Exception as error:  # not the engine's fault, which it would be taken for
                 self._broken = error
+        self._beat(self.now())
         self._flush()
 
     def _makes_ready(self, told: Told) -> bool:
@@ -171,12 +173,16 @@ class Core:
         self.handoffs.tick()
         for half in [each for each in self._halves.values() if each.deadline <= now]:
             self._cancel(*half.key, but_say="deadline")
-        if now >= self._next_load:
-            self._next_load = now + LOAD_MS
-            self._said.append((EVERYBODY, self.load()))
+        self._beat(now)
         if self._draining and not self._drained and self.is_empty:
             self._drained = True
             self._said += [(EVERYBODY, self.load()), (EVERYBODY, messages.Drained())]
+
+    def _beat(self, now: int) -> None:
+        """The heartbeat, when it is due."""
+        if now >= self._next_load:
+            self._next_load = now + LOAD_MS
+            self._said.append((EVERYBODY, self.load()))
 
     def _flush(self) -> None:
         if self._said:
