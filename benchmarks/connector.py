@@ -36,9 +36,11 @@ OURS = ("vllm:diptych_received_bytes_total", "vllm:diptych_seconds_total")
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below the ports that systems hand out, so that nobody takes it meanwhile."""
+    while True:
+        port = 20000 + secrets.randbelow(8000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def connector(kind: str, role: str, port: int) -> dict[str, object]:
@@ -66,7 +68,7 @@ def start(python: str, kind: str, role: str, dtype: str, block: int, folder: Pat
 
 def ready(server: dict[str, object], seconds: float = 600) -> None:
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and os.waitpid(int(str(server["pid"])), os.WNOHANG) == (0, 0):
         with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{server['port']}/health", timeout=2):
             return
         time.sleep(1)

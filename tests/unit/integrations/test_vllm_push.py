@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from joints import HEADS, KEY, LAYERS, Worker, values
 
+from diptych.errors import InvalidInput
 from diptych.integrations.vllm.jobs import Fetch, Keep, Made, Make
 
 TOKENS = 150
@@ -203,3 +204,9 @@ def test_a_transfer_id_that_is_in_use_is_not_made_twice(pair) -> None:
     both.compute(0, TOKENS)
     both.keep()
     both.arrives()
+
+
+def test_a_port_that_is_taken_is_named(pair, free_ports) -> None:
+    both = pair()
+    with pytest.raises(InvalidInput, match=r"port.*in use"):
+        Worker(32, "torch.float32", ownership="push", port=both.port)

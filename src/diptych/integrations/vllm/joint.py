@@ -22,18 +22,21 @@ from diptych.boundary import serial
 from diptych.boundary.frame import MAX_PAYLOAD, OLDEST_VERSION, VERSION
 from diptych.boundary.messages import Hello, Speaker
 from diptych.boundary.wire_table import WireTable
+from diptych.errors import Finding, InvalidInput
 from diptych.integrations.vllm.arriving import Arriving
 from diptych.integrations.vllm.counts import Counts, added, nothing
 from diptych.integrations.vllm.doorbell import Doorbell, Ring, ring
 from diptych.integrations.vllm.host import Blocks, Rank
 from diptych.integrations.vllm.jobs import Fetch, Finished, Keep, Made, Make, Tell
 from diptych.integrations.vllm.leaving import Leaving
-from diptych.integrations.vllm.settings import Settings
+from diptych.integrations.vllm.settings import WHERE, Settings
 from diptych.runtime.peer import events
 from diptych.runtime.peer.address import Address
 from diptych.runtime.peer.peers import Peers
 
 _BUSY_S, _IDLE_S = 0.01, 0.5
+SHORT = 60
+"""Bytes of a directory's name with room for a socket file's in it."""
 
 
 class Joint:
@@ -57,9 +60,17 @@ class Joint:
         self._finished, self._counts, self._gate = Finished(), nothing(), threading.Lock()
         self._began = time.monotonic_ns()
         self.leaving, self.arriving = Leaving(self), Arriving(self)
-        self._folder = "" if settings.host else tempfile.mkdtemp(prefix="diptych-")
+        near = "/tmp" if len(tempfile.gettempdir()) > SHORT else None  # noqa: S108 (a directory of its own in it)
+        self._folder = "" if settings.host else tempfile.mkdtemp(prefix="diptych-", dir=near)
         self.listening = str(self.peers.listen(self._address("peer", 0)))
-        self._doorbell = Doorbell(self._address("bell", settings.port), self.leaving.rung, settings.tls)
+        bell = self._address("bell", settings.port)
+        try:
+            self._doorbell = Doorbell(bell, self.leaving.rung, settings.tls)
+        except OSError as error:
+            self.peers.close()
+            raise InvalidInput(
+                Finding(f"{WHERE}.port", f"{bell}: {error}"[:200], "an address that is free here")
+            ) from None
         self.doorbell = str(self._doorbell.address)
         self._thread = threading.Thread(target=self._run, name="joint", daemon=True)
         self._thread.start()
