@@ -128,11 +128,12 @@ class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top: Annotated[tuple[tuple[_Token, float], ...], Meta(max_length=100)] = ()
 
 
-class Tokens(Message, frozen=True, tag="tokens"):
+class Tokens(Message, frozen=True, tag="tokens", omit_defaults=True):
     """Tokens of an answer; `index` is the place of the first among all generated, so that none is lost or doubled unseen.
 
     The answer's last ones say so by `finish`, so that an end and its tokens cannot be parted. A prefill half says the first
-    token, and its target says it again: whichever comes first is the client's.
+    token, and its target says it again: whichever comes first is the client's. `cached` goes with a half's first: prompt tokens
+    that were here, said before anybody can have the end of the answer.
     """
 
     request: _Id
@@ -141,6 +142,7 @@ class Tokens(Message, frozen=True, tag="tokens"):
     tokens: Annotated[tuple[Chosen, ...], Meta(max_length=4096)]
     finish: Annotated[str, Meta(pattern="^(|stop|length)$")] = ""
     prompt: Annotated[tuple[Chosen, ...], Meta(max_length=MAX_TOKENS)] = ()
+    cached: _Count = 0
 
 
 class Ended(Message, frozen=True, tag="ended"):

@@ -46,6 +46,7 @@ class Hearing:
         self._answers.do(self._attempts.worker_lost(worker.name, self._answers.milliseconds()))
 
     def _tokens(self, worker: Worker, said: Tokens) -> None:
+        self._cached(worker, said)
         if said.prompt and self._attempts.hears(worker.name, said.request, said.epoch):
             answer = self._answers.get(said.request)
             if answer is not None:
@@ -56,15 +57,21 @@ class Hearing:
 
     def _ended(self, worker: Worker, said: Ended) -> None:
         worker.succeeded()
+        self._cached(worker, said)
         answer = self._answers.get(said.request)
-        if answer is not None and answer.epoch == said.epoch:
-            if worker.name == (answer.source or answer.target):
-                answer.cached = min(said.cached, len(answer.prompt))
-                self._books.cached(answer.cached)
-            if said.reason == "handed":
-                refund(answer, self._roster.workers, worker.name)
+        if answer is not None and answer.epoch == said.epoch and said.reason == "handed":
+            refund(answer, self._roster.workers, worker.name)
         now = self._answers.milliseconds()
         self._answers.do(self._attempts.ended(worker.name, said.request, said.epoch, said.reason, now))
+
+    def _cached(self, worker: Worker, said: Tokens | Ended) -> None:
+        """What of the prompt was in the cache of whoever computes it, counted once: said with its first token and at its end."""
+        answer = self._answers.get(said.request)
+        if answer is None or answer.epoch != said.epoch or answer.cached or not said.cached:
+            return
+        if worker.name == (answer.source or answer.target):
+            answer.cached = min(said.cached, len(answer.prompt))
+            self._books.cached(answer.cached)
 
     def _failed(self, worker: Worker, said: Failed) -> None:
         answer = self._answers.get(said.request)

@@ -71,6 +71,9 @@ class Arena:
         """Say what it is, over a connection that was made, and give it. Raises OSError."""
         if self._file < 0:
             raise ConnectionError("this worker has ended")
+        if not self.size:
+            lend_nothing(sock)
+            return
         if not self._sealed:
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _FUTURE_WRITE
             fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, seals)

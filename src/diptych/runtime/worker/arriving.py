@@ -62,7 +62,8 @@ class Arriving:
     ) -> None:
         self.owner, self.stepper, self.peers, self.table, self.lingering = owner, stepper, peers, table, lingering
         self.target = Target(limits.wait_ms)
-        self._state = serial.to_msgpack(stepper.engine.state)
+        state = stepper.engine.state
+        self._state, self._same = serial.to_msgpack(state), passage(state, state, Side.DECODE)
         self._in: dict[Key, Incoming] = {}
         self._rooms: deque[deeds.MakeRoom] = deque()
 
@@ -160,7 +161,7 @@ class Arriving:
         if wanted.tokens != half.todo:
             return f"{wanted.tokens} tokens are offered of a prompt of {half.todo}"
         if wanted.state == self._state:
-            return Passage(self.stepper.engine.state, self.stepper.engine.state)
+            return self._same
         try:
             arriving = serial.from_msgpack(wanted.state).state
             found = passage(arriving, self.stepper.engine.state, Side.DECODE)

@@ -260,13 +260,14 @@ class Core:
             hit(f"{self._name}.mid_decode")
 
     def _say_tokens(self, half: Half, sampled: Sampled, finish: str) -> None:
-        """One token; log probabilities of the prompt go with the first."""
+        """One token; with the first go log probabilities of the prompt, and how much of it was here already."""
         place = half.said - 1
+        cached = half.found if place == len(half.submit.generated) else 0
         prompt: tuple[messages.Chosen, ...] = ()
         if place == 0:
             hit(f"{self._half_name(half.submit)}.first_token")
             prompt = tuple(chosen(each) for each in half.prompt_told)
-        self._said.append((half.route, Tokens(*half.key, place, (chosen(sampled),), finish, prompt)))
+        self._said.append((half.route, Tokens(*half.key, place, (chosen(sampled),), finish, prompt, cached)))
 
     def _half_name(self, submit: Submit) -> str:
         return self._name if submit.half == "whole" else submit.half

@@ -86,6 +86,7 @@ def test_memory_of_its_own_has_no_place():
 def test_who_lends_nothing_says_so(pair):
     lend_nothing(pair[0])
     assert borrow(pair[1]) is None
+    assert lent(Arena(), pair) is None
 
 
 def test_nobody_but_the_lender_writes_and_nobody_changes_the_size(pair):

@@ -1,6 +1,7 @@
 """Two workers, a prompt computed by one and answered by the other: every stream beside what the toy model says."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from worker_parts import MODEL, TRANSPORTS, Pace, Tokens, Worker, both, cancel, prompt, submit
@@ -8,7 +9,7 @@ from worker_parts import MODEL, TRANSPORTS, Pace, Tokens, Worker, both, cancel, 
 from diptych.boundary.element import Element, ScaleGranularity, ScaleSource, Scaling
 from diptych.boundary.format import Format
 from diptych.runtime.engine import EngineFault
-from diptych.runtime.engines.toy import UNIT_INT8, ToyModel
+from diptych.runtime.engines.toy import UNIT_INT8, ToyEngine, ToyModel
 from diptych.runtime.messages import Handed
 from diptych.runtime.worker.owner import Limits
 
@@ -64,6 +65,22 @@ def test_what_the_target_has_of_a_prompt_does_not_cross_again(pair, ownership):
     assert source.end_of(request).cached == 40
     whole = [each for each in target.said if isinstance(each, Handed)]
     assert [each.bytes for each in whole] == [10 * bytes_per_block, 3 * bytes_per_block]
+
+
+@pytest.mark.parametrize("ownership", OWNERSHIPS)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_what_was_in_the_cache_is_said_with_the_first_token(pair, ownership, count):
+    """Whoever has the end of an answer has heard it: of every half, before or with the answer's last tokens."""
+    source, target = pair
+    target.end_of(both(source, target, prompt(40), 3, ownership))
+    request = both(source, target, prompt(40), count, ownership)
+    whole = submit(prompt(40), count)
+    source.tell(whole)
+    for worker, id in ((source, request), (target, request), (source, whole.request)):
+        end = worker.end_of(id)
+        told = [each.cached for each in worker.said if isinstance(each, Tokens) and each.request == id]
+        assert (told[0], set(told[1:]) | {0}) == (end.cached, {0})
+        assert end.cached >= 36
 
 
 @pytest.mark.parametrize("ownership", OWNERSHIPS)
@@ -194,6 +211,30 @@ def test_another_model_is_refused_with_the_contracts_reason(tmp_path, ownership)
         assert "identity.weights" in end.detail
         each.at_rest()
         each.stop()
+
+
+@pytest.mark.parametrize("granularity", [ScaleGranularity.TENSOR, ScaleGranularity.HEAD])
+@pytest.mark.parametrize("ownership", OWNERSHIPS)
+def test_scales_that_stay_where_they_were_computed_are_refused(tmp_path, ownership, granularity):
+    """Elements without their scales are other values, though both sides store the same form."""
+    made = (
+        Worker(tmp_path, "p", "prefill", engine=_scaled(granularity)),
+        Worker(tmp_path, "d", "decode", engine=_scaled(granularity)),
+    )
+    request = both(*made, prompt(37), 9, ownership)
+    for each in made:
+        end = each.end_of(request)
+        assert (end.reason, end.retry) == ("incompatible", False)
+        assert "dynamic scales stay with the producer" in end.detail
+        each.at_rest()
+        each.stop()
+
+
+def _scaled(granularity):
+    engine = ToyEngine(MODEL, blocks=64, block_tokens=4)
+    scaling = Scaling(ScaleSource.DYNAMIC, granularity)
+    engine.state = replace(engine.state, format=Format(Element.INT8, scaling))
+    return engine
 
 
 def test_a_wire_that_nobody_can_write_is_refused(pair):
