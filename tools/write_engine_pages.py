@@ -23,6 +23,7 @@ _SECTIONS = {
     "PD": "Any pair",
     "VN": "vLLM over NIXL",
     "VM": "vLLM over Mooncake",
+    "VD": "vLLM over diptych's own connector",
     "SG": "SGLang",
     "TR": "TensorRT-LLM",
     "LM": "LMCache",
@@ -60,8 +61,8 @@ def _rules_head(rules: Sequence[Rule]) -> Iterator[str]:
     yield ""
     yield "Written by `tools/write_engine_pages.py` from `diptych.engines.rules`; a test keeps the two alike."
     yield f"The {len(rules)} rules were read from the released sources of vLLM {vllm}, SGLang {sglang}, LMCache 0.5.6 and"
-    yield "Dynamo 1.6.1, and from TensorRT-LLM's cache formatter, unless their source says otherwise. No engine was run for them:"
-    yield "where a consequence was derived from a source, it says so."
+    yield "Dynamo 1.6.1, and from TensorRT-LLM's cache formatter, unless their source says otherwise. No engine was run for them,"
+    yield "except where their source says what was measured; where a consequence was derived from a source, it says so."
     yield ""
     yield (
         "What happens when one is broken, worst first: " + " · ".join(f"**{severity}**" for severity in Severity) + "."

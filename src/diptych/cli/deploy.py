@@ -33,6 +33,9 @@ def deploy(
     design: Annotated[Words, _option('"3xH100:tp2 -> 5xH20:tp4, kv=fp8, link=rdma-400g, pull".', "DESIGN")] = None,
     model: Annotated[Words, _option("A name of the catalog, a folder, or a Hugging Face config.json.", "MODEL")] = None,
     target: Annotated[Words, _option(f"One of {', '.join(Target)}.", "TARGET")] = None,
+    connector: Annotated[
+        Words, _option("diptych: ours inside vLLM, which converts between roles. Else the engine's own.", "CONNECTOR")
+    ] = None,
     engine_version: Annotated[Words, _option("The engine's release, such as 0.33.", "VERSION")] = None,
     name: Annotated[Words, _option("What the deployment is called.", "NAME")] = None,
     checkpoint: Annotated[
@@ -55,6 +58,8 @@ def deploy(
     Examples:
 
       diptych deploy runs/conv --target vllm --out deploy/
+
+      diptych deploy runs/conv --target vllm --connector diptych --out deploy/
 
       diptych deploy --design "3xH100:tp2 -> 5xH20:tp4, kv=fp8, link=rdma-400g, pull" --model Qwen3-32B \\
           --target dynamo-vllm --out deploy/

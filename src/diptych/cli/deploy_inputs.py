@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from diptych.design.axes import Role
 from diptych.design.design import Design
 from diptych.engines.deployment import UNKNOWN, Expected
 from diptych.engines.engine import Version, known_version, version
+from diptych.engines.handling import DIPTYCH, STOCK
 from diptych.errors import Finding, InvalidInput, did_you_mean
 from diptych.metrics.slo import SLO
 from diptych.planner.plan import Plan
@@ -51,6 +52,7 @@ def read_setup(given: Mapping[str, Any], say: Callable[[str], None]) -> Setup:
     subject = read_target(reader, reader.given.get("run"), catalog, model, None)
     reader.need("target", ", ".join(Target))
     target = reader.value("target", _target)
+    connector = reader.value("connector", _connector) or STOCK
     release = reader.value("engine_version", lambda text: _release(text, target))
     name = reader.value("name", _name) or "diptych"
     checkpoints = reader.attempt("--checkpoint", _by_role, given.get("checkpoint") or (), "--checkpoint") or {}
@@ -65,7 +67,7 @@ def read_setup(given: Mapping[str, Any], say: Callable[[str], None]) -> Setup:
     named = {key: value for key, value in given.items() if key != "run"}
     words = ("deploy", given["run"]) if given.get("run") else ("deploy",)
     command = command_line(named, *words)
-    request = _request(subject, target, release, name, checkpoints, images, command)
+    request = replace(_request(subject, target, release, name, checkpoints, images, command), connector=connector)
     return Setup(request, catalog, subject.notes, out, {"run": given.get("run"), **recorded(named)})
 
 
@@ -125,6 +127,13 @@ def _target(text: str) -> Target:
     except ValueError:
         known = [str(target) for target in Target]
         raise InvalidInput(Finding("--target", f"unknown target {text!r}", hint=did_you_mean(text, known))) from None
+
+
+def _connector(text: str) -> str:
+    if text.strip().casefold() != DIPTYCH:
+        hint = did_you_mean(text, [DIPTYCH])
+        raise InvalidInput(Finding("--connector", f"unknown connector {text[:40]!r}", DIPTYCH, hint))
+    return DIPTYCH
 
 
 def _release(text: str, target: Target | None) -> Version:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import ssl
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,12 +24,24 @@ class Unreachable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Access:
+    """What a server asks for: a key, said as `Authorization: Bearer`, and whose certificates are believed."""
+
+    token: str = field(default="", repr=False)
+    tls: ssl.SSLContext | None = None
+
+
+OPEN = Access()
+
+
+@dataclass(frozen=True, slots=True)
 class Server:
     """One server by its base address, without path, user or password."""
 
     base: str
     host: str
     port: int
+    access: Access = OPEN
 
     @property
     def name(self) -> str:
@@ -39,7 +52,7 @@ class Server:
         return self.base + path
 
 
-def server(url: str, where: str = "--live") -> Server:
+def server(url: str, where: str = "--live", access: Access = OPEN) -> Server:
     """Read an address such as http://p:8100. Raises InvalidInput for anything but http and https, and for credentials in it."""
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -51,7 +64,7 @@ def server(url: str, where: str = "--live") -> Server:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidInput(Finding(where, f"{parts.scheme or 'no scheme'} is not asked over HTTP", "http://HOST:PORT"))
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return Server(f"{parts.scheme}://{host}:{port}", parts.hostname, port)
+    return Server(f"{parts.scheme}://{host}:{port}", parts.hostname, port, access)
 
 
 class _SameHost(urllib.request.HTTPRedirectHandler):
@@ -66,13 +79,19 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
 
 def get(target: Server, path: str, timeout: float = TIMEOUT) -> str | None:
     """The text at a path; None where the server has none (any status but 200). Raises Unreachable."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _SameHost())
-    request = urllib.request.Request(target.place(path), headers={"Accept": "*/*", "User-Agent": "diptych"})  # noqa: S310
+    trusting = urllib.request.HTTPSHandler(context=target.access.tls)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _SameHost(), trusting)
+    headers = {"Accept": "*/*", "User-Agent": "diptych"}
+    if target.access.token:
+        headers["Authorization"] = f"Bearer {target.access.token}"
+    request = urllib.request.Request(target.place(path), headers=headers)  # noqa: S310
     try:
         with opener.open(request, timeout=timeout) as answer:
             return _bounded(answer, target.place(path), time.monotonic() + timeout)
     except urllib.error.HTTPError:
         return None
+    except http.client.RemoteDisconnected:
+        raise Unreachable(_closed(target)) from None
     except (http.client.HTTPException, ValueError):  # a broken status line, header or address
         raise Unreachable("the answer is not HTTP") from None
     except OSError as error:  # URLError and TimeoutError among them
@@ -102,6 +121,11 @@ def _bounded(answer: Any, place: str, deadline: float) -> str:
             raise Unreachable(f"no whole answer in time at {place}")
         read.append(chunk)
     return b"".join(read).decode("utf-8", errors="replace")
+
+
+def _closed(target: Server) -> str:
+    asks = ", as one does that asks for a certificate" if target.base.startswith("https") else ""
+    return f"the connection was closed without an answer{asks}"
 
 
 def _why(reason: object) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from diptych.deploy.commands.flags import flag_table
 from diptych.deploy.commands.read import launcher_of, named_roles
 from diptych.deploy.commands.roles import FIELDS, connector_of
-from diptych.deploy.fetch import TIMEOUT, Server, Unreachable, get, get_json, server
+from diptych.deploy.fetch import OPEN, TIMEOUT, Access, Server, Unreachable, get, get_json, server
 from diptych.deploy.notes import Notes, with_notes
 from diptych.deploy.secrets import HIDDEN, hidden, hidden_inside, is_secret
 from diptych.deploy.typed import of_their_types, whole
@@ -27,10 +27,12 @@ from diptych.errors import Finding, InvalidInput
 EXPECTED = "a running vLLM or SGLang server, or a SGLang bootstrap server"
 ROUTE = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
 DEVELOPMENT = "/server_info?config_format=json"
+SLOW = 60.0
+"""Seconds for its first answer: it looks at the whole machine then."""
 
 
-def probe(urls: Sequence[str], timeout: float = TIMEOUT) -> Deployment:
-    """The servers at some addresses as a deployment, prefill first unless they say otherwise. Nothing is changed on them.
+def probe(urls: Sequence[str], timeout: float = TIMEOUT, access: Access = OPEN, prefills: int = 1) -> Deployment:
+    """The servers at some addresses as a deployment, the prefills first unless they say otherwise. Nothing is changed there.
 
     `timeout` is for each answer, in seconds. Raises InvalidInput with every address that is not, or not such, a server.
     """
@@ -40,7 +42,9 @@ def probe(urls: Sequence[str], timeout: float = TIMEOUT) -> Deployment:
     routers: list[Router] = []
     for position, url in enumerate(urls):
         try:
-            found = _ask(server(url), Role.PREFILL if position == 0 else Role.DECODE, timeout, notes)
+            found = _ask(
+                server(url, access=access), Role.PREFILL if position < prefills else Role.DECODE, timeout, notes
+            )
         except InvalidInput as error:
             broken += error.findings
             continue
@@ -103,7 +107,7 @@ def _vllm(target: Server, role: Role, release: str, timeout: float, notes: Notes
     config = _blank(target, Engine.VLLM, role, release)
     config = _with_model(config, target, get_json(target, "/v1/models", timeout))
     config = _with_metrics(config, target, get(target, "/metrics", timeout) or "")
-    told = get_json(target, DEVELOPMENT, timeout)
+    told = get_json(target, DEVELOPMENT, max(timeout, SLOW))
     whole = told.get("vllm_config") if told else None
     if isinstance(whole, Mapping):
         return _with_configuration(config, target, whole, told.get("vllm_env") if told else None)
@@ -129,7 +133,12 @@ def _with_model(config: RoleConfig, target: Server, models: Mapping[str, Any] | 
 
 
 _LABELS = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_CONNECTOR_METRICS = {"vllm:nixl_": "NixlConnector", "vllm:mooncake_": "MooncakeConnector"}
+_CONNECTOR_METRICS = {
+    "vllm:nixl_": "NixlConnector",
+    "vllm:mooncake_": "MooncakeConnector",
+    "vllm:diptych_": "DiptychConnector",
+}
+_MODULES = {"DiptychConnector": "diptych.integrations.vllm"}
 
 
 def cache_labels(metrics: str) -> list[dict[str, str]]:
@@ -157,7 +166,9 @@ def _with_metrics(config: RoleConfig, target: Server, metrics: str) -> RoleConfi
     connector = None
     if name:
         role = "kv_producer" if config.role is Role.PREFILL else "kv_consumer"
-        connector, places["connector"] = Connector(name, role, {"kv_connector": name, "kv_role": role}), place
+        path = {"kv_connector_module_path": _MODULES[name]} if name in _MODULES else {}
+        connector = Connector(name, role, {"kv_connector": name, "kv_role": role, **path})
+        places["connector"] = place
     return replace(
         config,
         block_size=whole(labels.get("block_size", "")) or None,
@@ -218,8 +229,11 @@ def _with_configuration(config: RoleConfig, target: Server, whole: Mapping[str, 
         kept = ("method", "model", "num_speculative_tokens")
         values["speculative"] = {name: speculative[name] for name in kept if speculative.get(name) is not None}
     speculation = values.pop("speculative", {})
+    device = whole.get("device_config")
+    on_cpu = isinstance(device, Mapping) and "cpu" in (device.get("device"), device.get("device_type"))
     return replace(
         config,
+        gpu="cpu" if on_cpu else config.gpu,
         **of_their_types(values),
         speculative=speculation,
         connector=connector,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from diptych.boundary.contract import Contract, Verdict, contract
-from diptych.boundary.descriptor import KVState
+from diptych.boundary.descriptor import KVState, Layout
 from diptych.boundary.element import ScaleSource
 from diptych.engines.deployment import Deployment
 from diptych.engines.engine import READ, Engine
@@ -18,6 +18,7 @@ from diptych.engines.role import RoleConfig
 from diptych.engines.rule import Broken, Clash, Remark, Rule, Severity
 from diptych.engines.rules import all_doubts, all_remarks, all_rules
 from diptych.engines.rules.pair import MEANING
+from diptych.engines.rules.vllm_pair import is_diptych
 
 if TYPE_CHECKING:
     from diptych.catalog.accelerator import Accelerator
@@ -120,13 +121,13 @@ def _checked(group: list[tuple[RoleConfig, RoleConfig]], deployment: Deployment,
 
 def join(prefill: RoleConfig, decode: RoleConfig, deployment: Deployment, catalog: Catalog) -> Joint:
     """Two roles with what the catalog knows of them. A model that one role alone names in a known way stands for both."""
-    ours, theirs = _model(prefill, catalog), _model(decode, catalog)
+    ours, theirs = (_model(role, deployment, catalog) for role in (prefill, decode))
     prefill_gpu, decode_gpu = _gpu(prefill, catalog), _gpu(decode, catalog)
     return Joint(prefill, decode, deployment, ours or theirs, prefill_gpu, decode_gpu, theirs)
 
 
-def _model(role: RoleConfig, catalog: Catalog) -> Model | None:
-    return next(
+def _model(role: RoleConfig, deployment: Deployment, catalog: Catalog) -> Model | None:
+    return deployment.models.get(role.model) or next(
         (found for name in (role.model, role.served_name) if name and (found := catalog.find_model(name))), None
     )
 
@@ -158,9 +159,15 @@ def _contract(joint: Joint) -> Contract | None:
     consumed = kv_state(joint.decode, joint.decode_model or joint.model, joint.decode_gpu)
     if produced is None or consumed is None:
         return None
+    if is_diptych(joint):  # it learns each side's order of elements by writing and looking
+        produced, consumed = _plain(produced, Layout.LBHNC), _plain(consumed, Layout.LBHNC)
     if not produced.storage.packing:  # vLLM on a CPU packs what it receives unpacked (platforms/cpu.py `pack_kv_cache`)
-        consumed = replace(consumed, storage=replace(consumed.storage, packing=""))
+        consumed = _plain(consumed)
     return contract(_with_digest(produced, joint.prefill), _with_digest(consumed, joint.decode))
+
+
+def _plain(state: KVState, layout: Layout | None = None) -> KVState:
+    return replace(state, storage=replace(state.storage, packing="", layout=layout or state.storage.layout))
 
 
 def _with_digest(state: KVState, role: RoleConfig) -> KVState:
@@ -174,7 +181,8 @@ def _with_digest(state: KVState, role: RoleConfig) -> KVState:
 
 def _unexplained(joint: Joint, agreed: Contract | None, found: tuple[Broken, ...]) -> Iterator[Broken]:
     """What means another thing on the other side though no rule of the engine stops it or tells of it."""
-    if agreed is None or (agreed.is_usable and agreed.verdict not in (Verdict.CONVERT, Verdict.BOTH)):
+    converts = agreed is not None and agreed.verdict in (Verdict.CONVERT, Verdict.BOTH)
+    if agreed is None or (agreed.is_usable and (not converts or is_diptych(joint))):
         return
     if any(role.engine is Engine.VLLM and role.connector is None for role in (joint.prefill, joint.decode)):
         return  # nothing crosses: OR2 tells
@@ -186,8 +194,11 @@ def _unexplained(joint: Joint, agreed: Contract | None, found: tuple[Broken, ...
         return
     why = "; ".join(map(str, agreed.reasons or [step for step in agreed.plan if step.op.converts]))
     change = "store one format on both roles: the engine does not convert"
-    clash = Clash(joint.prefill_stored.says, joint.decode_stored.says, change, places, why)
-    yield Broken(MEANING, clash, MEANING.severity)
+    severity = MEANING.severity
+    if is_diptych(joint):
+        change, severity = "choose what can be converted: the connector refuses each request", Severity.REQUEST
+    clash = Clash(joint.prefill_stored.says, joint.decode_stored.says, change, places, why, severity)
+    yield Broken(MEANING, clash, severity)
 
 
 def _doubts(joint: Joint) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from diptych.catalog.model import Model
 from diptych.design.axes import Role
 from diptych.engines.engine import Launcher
 from diptych.engines.role import RoleConfig
@@ -40,7 +41,8 @@ class Deployment:
     """Roles that may serve one request together. Every prefill may meet every decode, as routers pair them.
 
     `findings` are what its reader knows that a program refuses or drops: an unknown flag, a field outside the schema. `unknown`
-    are settings that are decided outside of what was read.
+    are settings that are decided outside of what was read. `models` are those that the catalog does not have, by the name a role
+    says.
     """
 
     roles: tuple[RoleConfig, ...]
@@ -50,6 +52,7 @@ class Deployment:
     expected: Expected = UNKNOWN
     findings: tuple[Finding, ...] = ()
     unknown: tuple[Finding, ...] = ()
+    models: Mapping[str, Model] = field(default_factory=dict)
 
     def of(self, role: Role) -> tuple[RoleConfig, ...]:
         return tuple(config for config in self.roles if config.role is role)

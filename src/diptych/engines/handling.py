@@ -58,6 +58,15 @@ HANDLING = {
         "TensorRT-LLM 1.3 cache transceiver: prefill sends when decode asks",
     ),
 }
+STOCK, DIPTYCH = "", "diptych"
+"""Whose connector moves KV: the engine's own, or ours inside vLLM, which converts."""
+CONVERTING = Handling(
+    (Ownership.PULL, Ownership.PUSH),
+    (Overlap.SERIAL, Overlap.LAYERWISE),
+    (TierKind.HBM,),
+    {Dtype.FP8: "fp8_e4m3", Dtype.FP8_FNUZ: "fp8_e4m3", Dtype.FP8_E5M2: "fp8_e5m2"},
+    "diptych.integrations.vllm: any float or FP8 without scales on either side, cast, FP8 or int8 with scales between",
+)
 _CONDITIONAL = (Launcher.DYNAMO, Launcher.LLM_D, Launcher.KSERVE)
 """Launchers whose router can keep short prompts on the decode side."""
 
@@ -71,12 +80,33 @@ class Refusal:
     nearest: str
 
 
+def handling_of(engine: Engine, connector: str = STOCK) -> Handling:
+    """What can be told of a handoff on this engine over this connector."""
+    return CONVERTING if connector == DIPTYCH else HANDLING[engine]
+
+
+def wire_word(prefill: Worker, boundary: Boundary) -> str:
+    """Our connector's word for what crosses: 'raw' as prefill keeps it, '' for what it has no word for."""
+    form = boundary.representation
+    if form.codec is Codec.RAW and form.wire == prefill.precision.kv:
+        return "raw"
+    if form.codec is Codec.QUANTISED:
+        return {Dtype.INT8: "int8", Dtype.FP8: "fp8"}.get(form.wire, "")
+    return _CASTS.get(form.wire, "") if form.codec in (Codec.CAST, Codec.RAW) else ""
+
+
+_CASTS = {Dtype.FP32: "float32", Dtype.BF16: "bfloat16", Dtype.FP16: "float16", Dtype.FP8: "fp8"}
+
+
 def refusals(
-    engine: Engine, launcher: Launcher, prefill: Worker, decode: Worker, boundary: Boundary
+    engine: Engine, launcher: Launcher, prefill: Worker, decode: Worker, boundary: Boundary, connector: str = STOCK
 ) -> Iterator[Refusal]:
-    """Every choice of this pair that `engine` under `launcher` cannot express."""
-    handling = HANDLING[engine]
-    yield from _representation(engine, prefill, decode, boundary)
+    """Every choice of this pair that `engine` under `launcher` cannot express over `connector`."""
+    handling = handling_of(engine, connector)
+    if connector == DIPTYCH:
+        yield from _converted(prefill, boundary)
+    else:
+        yield from _representation(engine, prefill, decode, boundary)
     if boundary.ownership not in handling.ownerships:
         able = handling.ownerships[0]
         yield Refusal(f"ownership {boundary.ownership}", f"{engine} only moves KV by {able}", f"ownership {able}")
@@ -86,6 +116,8 @@ def refusals(
             f"{engine} moves KV after the prefill that made it",
             f"overlap {Overlap.SERIAL}",
         )
+    elif boundary.overlap is Overlap.LAYERWISE and boundary.ownership is Ownership.PULL:
+        yield Refusal("overlap layerwise, pull", "layers are sent while prefill computes under push", "push")
     if boundary.placement is Placement.CONDITIONAL and not (launcher in _CONDITIONAL and engine is Engine.VLLM):
         yield Refusal(
             f"prompts under {boundary.local_below} tokens stay local",
@@ -94,6 +126,13 @@ def refusals(
         )
     for worker in (prefill, decode):
         yield from _worker(engine, handling, worker)
+
+
+def _converted(prefill: Worker, boundary: Boundary) -> Iterator[Refusal]:
+    if not wire_word(prefill, boundary):
+        form = boundary.representation
+        sentence = "diptych's connector sends KV raw, cast to a float, as FP8, or as int8 with scales"
+        yield Refusal(f"KV on the wire: {form}", sentence, f"{Codec.RAW} {prefill.precision.kv}")
 
 
 def _representation(engine: Engine, prefill: Worker, decode: Worker, boundary: Boundary) -> Iterator[Refusal]:

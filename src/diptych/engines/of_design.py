@@ -10,12 +10,12 @@ from diptych.catalog.dtype import Dtype
 from diptych.catalog.interconnect import Link, LinkKind
 from diptych.catalog.memory import TierKind
 from diptych.design.axes import Role, Worker
-from diptych.design.boundary import Boundary, Ownership
+from diptych.design.boundary import Boundary, Ownership, Placement
 from diptych.design.design import Design, Member
 from diptych.engines.backends import shared_backend
 from diptych.engines.deployment import UNKNOWN, Deployment, Expected
 from diptych.engines.engine import Engine, Launcher, Version
-from diptych.engines.handling import HANDLING
+from diptych.engines.handling import DIPTYCH, STOCK, handling_of, wire_word
 from diptych.engines.repositories import repository
 from diptych.engines.role import Connector, EnvValue, RoleConfig
 
@@ -43,7 +43,7 @@ class How:
     """How a design is put on an engine. `checkpoints` names what a role loads where it is not the model's own repository.
 
     `offload_bytes` is the host memory of one worker for KV when its residency is DRAM or below; `spans` the nodes of one
-    worker where they are not as few as servers of eight allow.
+    worker where they are not as few as servers of eight allow. `connector` is '' for the engine's own, or diptych.
     """
 
     engine: Engine
@@ -55,6 +55,7 @@ class How:
     offload_bytes: int = 64 * 2**30
     spans: Mapping[Role, int] = field(default_factory=dict)
     expected: Expected = UNKNOWN
+    connector: str = STOCK
 
 
 def deployment_of(design: Design, how: How) -> Deployment:
@@ -108,20 +109,20 @@ def _config(
         served_name=repository(worker.model) or worker.model.name,
         dtype=_dtype(worker),
         quantization=_quantization(worker, role, how),
-        kv_cache_dtype=_kv_word(worker, how.engine),
+        kv_cache_dtype=_kv_word(worker, how),
         block_size=how.block,
         tp=_tp(worker, how.engine),
         pp=worker.parallelism.pp,
         dp=worker.parallelism.dp,
         ep=worker.parallelism.ep > 1,
-        attention_backend=_backend(worker, pairs, how.engine),
+        attention_backend=_backend(worker, pairs, how),
         max_seqs=worker.max_batch or None,
         max_batched_tokens=worker.max_batched_tokens or None,
-        connector=_connector(worker, role, boundary, how),
+        connector=_connector(worker, role, boundary, pairs, how),
         gpu=worker.accelerator.name,
         gpus_per_worker=worker.accelerators,
         nodes_per_worker=how.spans.get(role) or -(-worker.accelerators // _SERVER),
-        env=_environment(worker, pairs, boundary, how.engine),
+        env={} if how.connector == DIPTYCH else _environment(worker, pairs, boundary, how.engine),
         options=dict(_options(worker, role, boundary, how.engine)),
     )
 
@@ -142,27 +143,34 @@ def _quantization(worker: Worker, role: Role, how: How) -> str:
     return _ONLINE.get(wanted, "")
 
 
-def _kv_word(worker: Worker, engine: Engine) -> str:
+def _kv_word(worker: Worker, how: How) -> str:
     """One spelling for one format, so that the engine's comparison of spellings agrees when the formats do."""
     kv = worker.precision.kv
     if not kv.is_16bit:
-        return HANDLING[engine].kv.get(kv, str(kv))
+        return handling_of(how.engine, how.connector).kv.get(kv, str(kv))
     word = "float16" if kv is Dtype.FP16 else "bfloat16"
     return "auto" if word == _dtype(worker) else word
 
 
-def _backend(worker: Worker, pairs: tuple[tuple[Worker, Worker], ...], engine: Engine) -> str:
-    """The backend that every role of this fleet shares; pinned because each generation would choose its own."""
-    if engine is not Engine.VLLM or not pairs:
+def _backend(worker: Worker, pairs: tuple[tuple[Worker, Worker], ...], how: How) -> str:
+    """The backend that every role of this fleet shares; pinned because each generation would choose its own.
+
+    Our connector looks at what each backend does with a block, so that each role may have the one it would choose.
+    """
+    if how.engine is not Engine.VLLM or not pairs or how.connector == DIPTYCH:
         return ""
     sides = {(side.accelerator, side.precision.kv) for pair in pairs for side in pair}
     found = shared_backend(worker.model, *sorted(sides, key=lambda side: (side[0].name, side[1])))
     return found.name if found else ""
 
 
-def _connector(worker: Worker, role: Role, boundary: Boundary | None, how: How) -> Connector | None:
+def _connector(
+    worker: Worker, role: Role, boundary: Boundary | None, pairs: tuple[tuple[Worker, Worker], ...], how: How
+) -> Connector | None:
     if how.engine is not Engine.VLLM:
         return None
+    if how.connector == DIPTYCH and boundary is not None:
+        return _converting(worker, role, boundary, pairs, how)
     offload = _offload(worker, how)
     if boundary is None:
         return offload
@@ -179,6 +187,39 @@ def _connector(worker: Worker, role: Role, boundary: Boundary | None, how: How) 
     children = {"connectors": [nixl.fields, offload.fields]}
     several = {"kv_connector": "MultiConnector", "kv_role": kv_role, "kv_connector_extra_config": children}
     return Connector("MultiConnector", kv_role, several, children, (nixl, offload))
+
+
+HOST_IP = "$HOST_IP"
+"""What a script knows when it runs: the address of its host."""
+RANK_PORT = 8400
+"""Where the first rank of a host's first worker is asked, the next ranks and workers above it."""
+TLS_FOLDER = "/etc/diptych"
+
+
+def _converting(
+    worker: Worker, role: Role, boundary: Boundary, pairs: tuple[tuple[Worker, Worker], ...], how: How
+) -> Connector:
+    """Our own connector. Prefill alone says what crosses, how long it is kept, and who moves it."""
+    is_prefill = role is Role.PREFILL
+    extra: dict[str, Any] = {}
+    if is_prefill:
+        extra = {"wire": wire_word(worker, boundary), "lease_s": how.lease}
+        if boundary.ownership is Ownership.PUSH:
+            extra |= {"ownership": "push", "port": RANK_PORT}
+    if boundary.placement is not Placement.SAME_NODE:
+        files = {"certificate": "worker.pem", "key": "worker.key", "authority": "authority.pem"}
+        extra |= {"host": HOST_IP, **{name: f"{TLS_FOLDER}/{file}" for name, file in files.items()}}
+    if how.checkpoints or len({each.precision.weights for pair in pairs for each in pair}) > 1:
+        name = repository(worker.model) or worker.model.name
+        extra |= {"model": name, "weights": name}
+    fields: dict[str, Any] = {
+        "kv_connector": "DiptychConnector",
+        "kv_connector_module_path": "diptych.integrations.vllm",
+        "kv_role": "kv_producer" if is_prefill else "kv_consumer",
+        "kv_load_failure_policy": "fail" if is_prefill else "recompute",
+        "kv_connector_extra_config": extra,
+    }
+    return Connector("DiptychConnector", fields["kv_role"], fields, extra)
 
 
 def _offload(worker: Worker, how: How) -> Connector | None:

@@ -53,7 +53,9 @@ _ELEMENTS = {
 _NATIVE = {Dtype.FP16: Element.FP16, Dtype.BF16: Element.BF16, Dtype.FP32: Element.FP32}
 
 PULL, PUSH, MOONCAKE = ("NixlConnector", "NixlPullConnector"), ("NixlPushConnector",), ("MooncakeConnector",)
-HANDOFF = (*PULL, *PUSH, *MOONCAKE, "MoRIIOConnector", "LMCacheConnectorV1", "LMCacheMPConnector")
+DIPTYCH = "DiptychConnector"
+"""Our own, out of `diptych.integrations.vllm`: it understands what each side stores and converts."""
+HANDOFF = (*PULL, *PUSH, *MOONCAKE, DIPTYCH, "MoRIIOConnector", "LMCacheConnectorV1", "LMCacheMPConnector")
 """Connectors that hand a request's KV from one role to the other; the rest keep it."""
 WITHOUT_HYBRID = (
     "LMCacheConnectorV1",
@@ -61,8 +63,9 @@ WITHOUT_HYBRID = (
     "FlexKVConnectorV1",
     "HF3FSKVConnector",
     "ExampleConnector",
+    DIPTYCH,
 )
-"""Connectors of 0.33's registry that are no `SupportsHMA`: one of them turns the hybrid manager off."""
+"""Connectors that are no `SupportsHMA`: one of them turns the hybrid manager off."""
 
 _REPORTS = {"ROCM_AITER_FA": "FLASH_ATTN"}
 """Backends whose class reports another name than the flag's (v1/attention/backends/rocm_aiter_fa.py `get_name`)."""

@@ -344,3 +344,26 @@ def test_values_of_the_wrong_type_are_not_believed_of_vllm_either():
 def test_labels_with_quotes_and_commas_are_read():
     line = 'vllm:cache_config_info{a="x,\\"y\\"",block_size="16"} 1.0'
     assert cache_labels(line) == [{"a": 'x,\\"y\\"', "block_size": "16"}]
+
+
+def test_development_mode_tells_that_it_runs_on_a_cpu_and_blocks_that_are_packed_there_are_told():
+    """As vLLM 0.32 says it: the device's type is left out of what it dumps."""
+    on_cpu = {**DEVELOPMENT, "vllm_config": {**DEVELOPMENT["vllm_config"], "device_config": {"device": "cpu"}}}
+    sides = []
+    for role, size in (("kv_producer", 64), ("kv_consumer", 128)):
+        config = {**on_cpu["vllm_config"], "cache_config": {"block_size": size, "cache_dtype": "auto"},
+                  "kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}}  # fmt: skip
+        sides.append({**vllm(size), "/server_info": {**on_cpu, "vllm_config": config}})
+    with serving(sides[0]) as (p, _), serving(sides[1]) as (d, _):
+        report = check(probe([p, d]), Catalog.load())
+    assert [config.gpu for config in report.deployment.roles] == ["cpu", "cpu"]
+    assert "VN32" in [each.rule.id for each in report.broken]
+
+
+def test_so_many_prefills_first_and_our_connector_by_its_metrics():
+    ours = {**vllm(), "/metrics": vllm()["/metrics"].replace("vllm:nixl_num_failed_transfers", "vllm:diptych_sent")}
+    with serving(ours) as (a, _), serving(ours) as (b, _), serving(ours) as (c, _):
+        found = probe([a, b, c], prefills=2)
+    assert [config.role for config in found.roles] == [Role.PREFILL, Role.PREFILL, Role.DECODE]
+    assert {config.connector.name for config in found.roles} == {"DiptychConnector"}
+    assert [each.rule.id for each in check(found, Catalog.load()).broken] == []

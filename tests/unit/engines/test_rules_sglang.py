@@ -11,9 +11,10 @@ from rule_pairs import CATALOG, clashes, pair
 from diptych.engines.deployment import Router
 from diptych.engines.engine import Engine, Version
 from diptych.engines.rule import Severity
-from diptych.engines.rules.sglang import RULES
+from diptych.engines.rules import all_rules
 
 SGLANG = Engine.SGLANG
+RULES = tuple(rule for rule in all_rules() if rule.id.startswith("SG"))
 NIXL = {"options": {"disaggregation-transfer-backend": "nixl"}}
 STAGED = {"tp": 4, "env": {"SGLANG_DISAGG_STAGING_BUFFER": "1"}}
 DEFERRED = {"disaggregation-decode-allocation-policy": "prefill_complete"}
@@ -260,6 +261,14 @@ def test_an_unknown_workload_and_another_router_say_nothing():
     assert clashes(RULES, "SG8", pair(SGLANG)) == []
     assert clashes(RULES, "SG9", pair(SGLANG, router=Router("dynamo.frontend"))) == []
     assert clashes(RULES, "SG9", pair(SGLANG, router=routed(**{"retry-max-retries": 1}))) == []
+
+
+def test_retries_that_were_asked_for_leak_and_the_default_of_sglangs_own_examples_is_only_slow() -> None:
+    found = [
+        clashes(RULES, "SG9", pair(SGLANG, router=routed(**said)))[0].severity
+        for said in ({}, {"retry-max-retries": 3})
+    ]
+    assert found == [Severity.SLOW, None]
 
 
 @pytest.mark.parametrize(

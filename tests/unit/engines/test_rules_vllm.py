@@ -39,6 +39,14 @@ def both(settings, **more) -> Joint:
     return vllm(settings, settings, **more)
 
 
+def on_cpu(first: int, second: int) -> Joint:
+    return vllm({"block_size": first, "gpu": "cpu"}, {"block_size": second, "gpu": "cpu"}, gpus=(None, None))
+
+
+def swapped(name: str) -> Joint:
+    return vllm({"connector": consumer(name)}, {"connector": producer(name)})
+
+
 Case = tuple[str, Callable[[], Joint], Callable[[], Joint]]
 CASES: list[Case] = [
     (
@@ -98,6 +106,9 @@ CASES: list[Case] = [
         lambda: vllm({"hybrid_kv_manager": False, "version": V("0.17")}, {"version": V("0.17")}),
     ),
     ("VN7", lambda: vllm({"tp": 4}, {"tp": 6}), lambda: vllm({"tp": 2}, {"tp": 6})),
+    ("VN32", lambda: on_cpu(64, 128), lambda: on_cpu(128, 128)),
+    ("VN32", lambda: on_cpu(128, 256), lambda: vllm({"block_size": 128}, {"block_size": 256})),
+    ("VM5", lambda: swapped(MOONCAKE), lambda: vllm(over=MOONCAKE)),
     ("VN8", lambda: vllm({"block_size": 32}, {"block_size": 16}), lambda: vllm({"block_size": 16}, {"block_size": 32})),
     (
         "VN8",

@@ -175,7 +175,7 @@ class _Parser:
             self._keep(flag, None, word.text, word, known=False)
             return
         try:
-            value = _typed(flag, word.text)
+            value = _typed(flag, word.text, word.known)
         except ValueError:
             if word.known:
                 self._find(self._place(word, f"--{flag.name}"), _refusal(flag, word.text), _expected(flag))
@@ -222,7 +222,7 @@ def is_flag(text: str) -> bool:
     return len(text) > 1 and text[0] == "-" and not re.fullmatch(r"-\d+(\.\d+)?", text)
 
 
-def _typed(flag: Flag, text: str) -> Any:
+def _typed(flag: Flag, text: str, known: bool) -> Any:
     if flag.choices and text not in flag.choices:
         raise ValueError(text)
     if flag.kind is Kind.INT:
@@ -230,7 +230,7 @@ def _typed(flag: Flag, text: str) -> Any:
     if flag.kind is Kind.FLOAT:
         return float(text)
     if flag.kind is Kind.JSON:
-        return _json(text)
+        return _json(text, known)
     return text
 
 
@@ -245,15 +245,24 @@ def _integer(text: str) -> int:
     return int(float(match[1]) * _SUFFIXES[match[2]]) if match else int(text)
 
 
-def _json(text: str) -> Any:
+def _json(text: str, known: bool = True) -> Any:
     try:
         return bounded_json.loads(text)
     except json.JSONDecodeError:
         pieces = re.split(r'("(?:[^"\\]|\\.)*")', text)
         pieces[::2] = [
-            re.sub(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", lambda m: str(_integer(m[0])), piece) for piece in pieces[::2]
+            re.sub(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", lambda m: str(_integer(m[0])), _named(piece))
+            for piece in pieces[::2]
         ]
         return bounded_json.loads("".join(pieces))
+
+
+_VARIABLE = re.compile(r"\$(?:\(\([^()]{0,200}\)\)|\{\w{1,100}\}|\w{1,100})", re.ASCII)
+
+
+def _named(piece: str) -> str:
+    """JSON outside of its strings, where a shell's variable or sum stands for a number: that number as a text, by its name."""
+    return _VARIABLE.sub(lambda found: json.dumps(found[0]), piece)
 
 
 def _loose_json(text: str) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 
 from diptych.design.axes import Role
 from diptych.engines.engine import Engine, Launcher
+from diptych.engines.of_design import RANK_PORT
 from diptych.engines.role import RoleConfig
 
 Flag = tuple[str, *tuple[str | int, ...]]
@@ -32,9 +34,19 @@ def command(config: RoleConfig, host: str, port: str, taken: Mapping[str, str]) 
     lines = [" ".join(shlex.quote(word) for word in program(config))]
     for flag, *values in _flags(config):
         name = flag.removeprefix("--")
-        shown = [taken[name]] if name in taken else [shlex.quote(str(value)) for value in values]
+        shown = [taken[name]] if name in taken else [_word(str(value)) for value in values]
         lines.append(" ".join((flag, *shown)))
     return " \\\n  ".join((*lines, f"--host {host} --port {port}"))
+
+
+def _word(text: str) -> str:
+    """A word for a shell, quoted but for what the script works out for itself: its host's address and its ranks' port."""
+    open_ = text.replace(f'"port":{RANK_PORT}', '"port":$rank_port')
+    pieces = _OPEN.split(open_)
+    return "".join(f'"{piece}"' if _OPEN.fullmatch(piece) else shlex.quote(piece) for piece in pieces if piece)
+
+
+_OPEN = re.compile(r"(\$HOST_IP|\$rank_port)")
 
 
 def _flags(config: RoleConfig) -> Iterator[Flag]:

@@ -32,7 +32,7 @@ def guide(request: Request, report: Report) -> str:
         request=request,
         target=LEADS[request.target],
         roles=[_row(config) for config in roles],
-        start=fill(_START[request.target], request=request, roles=roles, hosts=HOSTS, port=ROUTER_PORT).rstrip(),
+        start=_start(request, roles),
         unlabelled=sorted({config.gpu for config in roles if not node(config.gpu).is_well_known}),
         own_label=OWN_LABEL,
         canary=_canary(request, roles).rstrip(),
@@ -44,6 +44,15 @@ def guide(request: Request, report: Report) -> str:
         remarks=report.remarks,
         unknown=report.unknown,
     )
+
+
+def _start(request: Request, roles: tuple[RoleConfig, ...]) -> str:
+    connectors = [config.connector for config in roles if config.connector]
+    certificates = any("certificate" in each.extra for each in connectors)
+    template = _START[request.target]
+    return fill(
+        template, request=request, roles=roles, hosts=HOSTS, port=ROUTER_PORT, certificates=certificates
+    ).rstrip()
 
 
 _START = {

@@ -15,7 +15,7 @@ from diptych.design.boundary import Boundary, Codec, Overlap, Placement, Represe
 from diptych.design.design import Design, Member, Pool
 from diptych.engines.deployment import UNKNOWN, Deployment, Expected
 from diptych.engines.engine import Version
-from diptych.engines.handling import HANDLING, Refusal, refusals
+from diptych.engines.handling import DIPTYCH, STOCK, Refusal, handling_of, refusals
 from diptych.engines.of_design import How, deployment_of, needs_checkpoint
 from diptych.metrics.slo import SLO
 
@@ -37,7 +37,8 @@ class Request:
     """A design for a target. `checkpoints`, `images` and `spans` (nodes of one worker)
     replace what is derived; `headline` and `checklist` come from the plan.
 
-    `command` is how this was asked for, so that whoever reads the result can ask again.
+    `command` is how this was asked for, so that whoever reads the result can ask again. `connector` is '' for the engine's own,
+    or diptych.
     """
 
     design: Design
@@ -53,6 +54,7 @@ class Request:
     headline: str = ""
     checklist: tuple[Answer, ...] = ()
     command: str = ""
+    connector: str = STOCK
 
     @property
     def release(self) -> Version:
@@ -65,7 +67,10 @@ class Request:
 
     @property
     def how(self) -> How:
-        return How(self.target.engine, self.release, self.target.launcher, self.checkpoints, expected=self.expected)
+        return How(
+            self.target.engine, self.release, self.target.launcher, self.checkpoints, spans=self.spans, expected=self.expected,
+            connector=self.connector,
+        )  # fmt: skip
 
     @property
     def deployment(self) -> Deployment:
@@ -75,7 +80,7 @@ class Request:
 
 def inexpressible(request: Request) -> tuple[Refusal, ...]:
     """What the target cannot say of this design, each thing once."""
-    return tuple(dict.fromkeys((*_handoff(request), *_checkpoints(request), *_shapes(request))))
+    return tuple(dict.fromkeys((*_target(request), *_handoff(request), *_checkpoints(request), *_shapes(request))))
 
 
 def nearest(request: Request) -> Design:
@@ -83,7 +88,7 @@ def nearest(request: Request) -> Design:
     boundary = request.design.boundary
     if boundary is None:
         return request.design
-    handling = HANDLING[request.target.engine]
+    handling = handling_of(request.target.engine, request.connector)
     kv = min((worker.precision.kv for worker in _workers(request.design)), key=lambda dtype: dtype.bytes)
     is_conditional = boundary.placement is Placement.CONDITIONAL
     keeps = is_conditional and not _refuses_placement(request)
@@ -104,7 +109,8 @@ def nearest(request: Request) -> Design:
 
 def _storing(member: Member, kv: Dtype, request: Request) -> Member:
     worker = member.worker
-    tier = worker.residency if worker.residency in HANDLING[request.target.engine].tiers else TierKind.HBM
+    tiers = handling_of(request.target.engine, request.connector).tiers
+    tier = worker.residency if worker.residency in tiers else TierKind.HBM
     precision = replace(worker.precision, kv=kv)
     return replace(member, worker=replace(worker, precision=precision, residency=tier))
 
@@ -113,13 +119,30 @@ def _refuses_placement(request: Request) -> bool:
     return any(refusal.choice.startswith("prompts under") for refusal in _handoff(request))
 
 
+def _target(request: Request) -> Iterator[Refusal]:
+    """Our connector is told its host's address and the files of its certificates, which a script knows where it runs."""
+    if request.connector != DIPTYCH:
+        return
+    if request.target is not Target.VLLM:
+        sentence = f"what is written for {request.target} does not carry its addresses and certificates"
+        yield Refusal(f"--connector {DIPTYCH}", sentence, f"--target {Target.VLLM}, or the engine's own connector")
+    if not request.design.is_disaggregated:
+        yield Refusal(f"--connector {DIPTYCH}", "nothing is handed over in a colocated fleet", "to leave it out")
+    for config in request.deployment.roles:
+        if config.nodes_per_worker > 1:
+            choice = f"{config.role} workers over {config.nodes_per_worker} nodes"
+            yield Refusal(choice, "the connector's ranks are asked on one host", "a worker that fits one server")
+
+
 def _handoff(request: Request) -> Iterator[Refusal]:
     boundary = request.design.boundary
     if boundary is None:
         return
     for prefill in _of(request.design, Role.PREFILL):
         for decode in _of(request.design, Role.DECODE):
-            yield from refusals(request.target.engine, request.target.launcher, prefill, decode, boundary)
+            yield from refusals(
+                request.target.engine, request.target.launcher, prefill, decode, boundary, request.connector
+            )
 
 
 def _checkpoints(request: Request) -> Iterator[Refusal]:

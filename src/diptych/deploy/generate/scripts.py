@@ -10,6 +10,8 @@ from diptych.deploy.generate.request import Request
 from diptych.deploy.generate.templates import fill
 from diptych.design.axes import Role
 from diptych.engines.engine import Engine
+from diptych.engines.handling import DIPTYCH
+from diptych.engines.of_design import RANK_PORT
 from diptych.engines.role import RoleConfig
 
 FIRST_PORT = {Role.PREFILL: 8100, Role.DECODE: 8200, Role.COLOCATED: 8100}
@@ -69,8 +71,15 @@ def _assignments(config: RoleConfig) -> Iterator[str]:
     if "VLLM_NIXL_SIDE_CHANNEL_PORT" in config.env:
         each = f"worker * {config.dp}" if config.dp > 1 else "worker"
         yield f"side_channel=$(({FIRST_SIDE_CHANNEL[config.role]} + {each}))"
+    if _pushes(config):
+        yield f"rank_port=$(({RANK_PORT} + worker * {config.tp}))"
     if "disaggregation-bootstrap-port" in config.options:
         yield f"bootstrap=$(({FIRST_BOOTSTRAP} + worker))"
+
+
+def _pushes(config: RoleConfig) -> bool:
+    """Whether decode meets this worker at a port of its own."""
+    return config.connector is not None and config.connector.extra.get("port") == RANK_PORT
 
 
 def _spread(config: RoleConfig) -> str:
@@ -97,14 +106,22 @@ def router(request: Request, roles: tuple[RoleConfig, ...]) -> str:
         hosts=HOSTS,
         roles=roles,
         variable=_variable,
-        flag=lambda config: "--worker-urls" if config.role is Role.COLOCATED else f"--{config.role}",
+        flag=lambda config: _url_flag(request, config),
         suffix=_bootstrap,
         command=" \\\n  ".join(router_words(request)),
     )
 
 
+def _url_flag(request: Request, config: RoleConfig) -> str:
+    if request.connector == DIPTYCH:
+        return f"--{config.role}-url"
+    return "--worker-urls" if config.role is Role.COLOCATED else f"--{config.role}"
+
+
 def _bootstrap(config: RoleConfig) -> str:
     """The port beside a prefill worker's address where decode finds it: as far above the first as its own port is."""
+    if _pushes(config):
+        return f'",$(({RANK_PORT} + (${{address##*:}} - {FIRST_PORT[config.role]}) * {config.tp}))"'
     if "disaggregation-bootstrap-port" not in config.options:
         return ""
     return f' "$(({FIRST_BOOTSTRAP} + ${{address##*:}} - {FIRST_PORT[config.role]}))"'
@@ -113,6 +130,11 @@ def _bootstrap(config: RoleConfig) -> str:
 def router_words(request: Request) -> Iterator[str]:
     """The router's command as shell text, a flag to a line; `workers` is the array that the script has filled."""
     apart = request.design.is_disaggregated
+    if request.connector == DIPTYCH and request.design.boundary is not None:
+        yield f"diptych serve --engine vllm --connector {DIPTYCH} --ownership {request.design.boundary.ownership}"
+        yield '"${workers[@]}"'
+        yield f"--host 127.0.0.1 --port {ROUTER_PORT}"
+        return
     if request.target.engine is Engine.SGLANG:
         yield "python3 -m sglang_router.launch_router"
         if apart:

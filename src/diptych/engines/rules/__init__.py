@@ -11,10 +11,13 @@ from diptych.engines.rules import (
     lmcache,
     orchestrators,
     pair,
-    sglang,
+    sglang_ranks,
+    sglang_routing,
+    sglang_stored,
     trtllm,
     vllm_backend,
     vllm_config,
+    vllm_diptych,
     vllm_geometry,
     vllm_identity,
     vllm_mooncake,
@@ -23,8 +26,8 @@ from diptych.engines.rules import (
 )
 
 _MODULES = (
-    *(pair, vllm_config, vllm_identity, vllm_geometry, vllm_stages, vllm_mooncake, vllm_backend),
-    *(sglang, trtllm, lmcache, orchestrators),
+    *(pair, vllm_config, vllm_identity, vllm_geometry, vllm_stages, vllm_mooncake, vllm_diptych, vllm_backend),
+    *(sglang_stored, sglang_ranks, sglang_routing, trtllm, lmcache, orchestrators),
 )
 
 

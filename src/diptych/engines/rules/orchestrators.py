@@ -11,7 +11,7 @@ from diptych.engines.resolve import Joint
 from diptych.engines.role import RoleConfig, whole
 from diptych.engines.rule import Clash, Rule, Severity
 from diptych.engines.rules.names import base_name
-from diptych.engines.rules.sglang import transfer_backend
+from diptych.engines.rules.sglang_pair import transfer_backend
 
 DYNAMO_FRONTEND = "dynamo.frontend"
 PREFIX_DECIDER = "prefix-based-pd-decider"

@@ -8,7 +8,7 @@ from itertools import combinations
 from diptych.boundary.element import Element
 from diptych.engines.engine import Launcher, Version
 from diptych.engines.resolve import Joint
-from diptych.engines.resolve_vllm import place_of, transfer_mode
+from diptych.engines.resolve_vllm import DIPTYCH, place_of, transfer_mode
 from diptych.engines.resolve_vllm_releases import BACKEND_BY_ENV, FEW_FIELDS, LEASED, OWN_KV_DTYPE, PUSHES
 from diptych.engines.role import Connector, RoleConfig
 from diptych.engines.rule import Clash, Severity
@@ -93,7 +93,7 @@ def _wrong_fields(connector: Connector, release: Version) -> Iterator[tuple[str,
         yield f"vLLM {release} has no {connector.name}", "use NixlConnector, or vLLM 0.24 or later"
     elif not connector.name:
         yield "kv-transfer-config without kv_connector", "set kv_connector, such as to NixlConnector"
-    elif connector.name not in CONNECTORS and not connector.fields.get("kv_connector_module_path"):
+    elif connector.name not in (*CONNECTORS, DIPTYCH) and not connector.fields.get("kv_connector_module_path"):
         yield f"no connector is called {connector.name!r}", did_you_mean(connector.name, CONNECTORS)
 
 

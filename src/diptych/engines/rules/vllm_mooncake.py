@@ -1,4 +1,4 @@
-"""vLLM's Mooncake connector: it compares the length of regions and nothing of what they mean (VM1 to VM4)."""
+"""vLLM's Mooncake connector: it compares the length of regions and nothing of what they mean (VM1 to VM5)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from diptych.engines.rules.vllm_pair import (
     is_mooncake,
     kv_heads,
     kv_role,
+    one_sided,
     rank_heads,
     uses_hybrid,
     vllm_rule,
@@ -151,6 +152,19 @@ def _bootstrap(joint: Joint) -> Iterator[Clash]:
     yield from _told(joint, name)
 
 
+def _role_words(joint: Joint) -> Iterator[Clash]:
+    """VM5. A consumer keeps nothing for others, and a producer asserts when it is asked to fetch."""
+    if not is_mooncake(joint):
+        return
+    for role, wrong, right in (
+        (joint.prefill, "kv_consumer", "kv_producer"),
+        (joint.decode, "kv_producer", "kv_consumer"),
+    ):
+        if kv_role(role) == wrong:
+            said = f"kv_role {wrong} on {role.role}"
+            yield Clash(*one_sided(role, said), f"set kv_role to {right} on {role.role}", (role.place("connector"),))
+
+
 def _told(joint: Joint, name: str) -> Iterator[Clash]:
     """`--prefill URL [PORT]` of vllm-router against the port that prefill listens on."""
     router = joint.deployment.router
@@ -206,5 +220,13 @@ RULES = (
         _bootstrap,
         "vLLM docs/features/mooncake_connector_usage.md",
         "Failed to connect to bootstrap server",
+    ),
+    vllm_rule(
+        "VM5",
+        Severity.REQUEST,
+        "Prefill is a producer and decode a consumer.",
+        _role_words,
+        f"{_SOURCE} (update_state_after_alloc asserts it)",
+        "AssertionError",
     ),
 )

@@ -12,7 +12,7 @@ from typing import Any
 from diptych.design.axes import Role
 from diptych.engines.engine import EVERY, Engine, Launcher, Versions
 from diptych.engines.resolve import Joint
-from diptych.engines.resolve_vllm import MOONCAKE, handoff, is_mla, needs_hybrid, transfer_mode
+from diptych.engines.resolve_vllm import DIPTYCH, MOONCAKE, handoff, is_mla, needs_hybrid, transfer_mode
 from diptych.engines.resolve_vllm_releases import HASHED
 from diptych.engines.role import Connector, RoleConfig
 from diptych.engines.rule import Clash, Rule, Severity
@@ -51,6 +51,12 @@ def is_mooncake(joint: Joint) -> bool:
     """Whether both roles run the Mooncake connector."""
     found = [handoff(role) for role in (joint.prefill, joint.decode)]
     return all(connector is not None and connector.name in MOONCAKE for connector in found)
+
+
+def is_diptych(joint: Joint) -> bool:
+    """Whether both roles run our own connector, which compares meanings and converts."""
+    found = [handoff(role) for role in (joint.prefill, joint.decode)]
+    return all(connector is not None and connector.name == DIPTYCH for connector in found)
 
 
 def is_hashed(joint: Joint) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -109,18 +110,96 @@ def test_the_folder_of_a_target_is_the_one_kept(target: Target) -> None:
         ),
         command=f"diptych deploy runs/conv --target {target} --out deploy",
     )
-    made = generate(request, CATALOG)
-    folder = GOLDEN / target
+    kept_as(str(target), dict(generate(request, CATALOG).files))
+
+
+def kept_as(name: str, files: dict[str, str]) -> None:
+    """The files are those of a golden folder."""
+    folder = GOLDEN / name
     if os.environ.get("UPDATE_GOLDEN"):
-        for name, text in made.files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
+        for file, text in files.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text, encoding="utf-8")
     kept = {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.is_file()
     }
-    assert sorted(made.files) == sorted(kept)
-    for name, text in made.files.items():
-        assert text == kept[name], name
+    assert sorted(files) == sorted(kept)
+    for file, text in files.items():
+        assert text == kept[file], file
+
+
+CONVERTING = {
+    "KV and dtype differ, prefill writes": "3xH100:tp2:kv=bf16 -> 5xH20:tp4:kv=fp8, link=rdma-400g, push",
+    "int8 between, decode reads": "3xH100:tp2 -> 5xH20:tp4, kv=bf16, wire=int8, link=tcp-100g, pull",
+    "layer by layer": "3xH100:tp2 -> 5xH20:tp4, kv=bf16, link=tcp-100g, push, layerwise",
+}
+
+
+@pytest.mark.parametrize("text", CONVERTING.values(), ids=CONVERTING)
+def test_our_connector_carries_what_the_engines_own_refuses(text: str) -> None:
+    request = request_of(Target.VLLM, text, connector="diptych")
+    made = generate(request, CATALOG)
+    assert not made.is_refused, (made.refused, made.broken)
+    assert generate(request_of(Target.VLLM, text), CATALOG).is_refused
+    found = read_back(Target.VLLM, dict(made.files))
+    (prefill,), (decode,) = found.of(Role.PREFILL), found.of(Role.DECODE)
+    assert prefill.connector.fields["kv_connector_module_path"] == "diptych.integrations.vllm"
+    assert (prefill.connector.extra.get("ownership", "pull") == "push") is ("push" in text)
+    assert not {"wire", "lease_s", "ownership"} & decode.connector.extra.keys()
+    assert all(role.connector.extra["certificate"] for role in (prefill, decode))
+    assert found.findings == ()
+    assert [each for each in check(found, CATALOG).broken if each.severity is not Severity.SLOW] == []
+    assert "NIXL_SIDE_CHANNEL" not in "".join(made.files.values())
+
+
+def test_the_folder_with_our_connector_is_the_one_kept() -> None:
+    request = request_of(
+        Target.VLLM,
+        CONVERTING["KV and dtype differ, prefill writes"],
+        connector="diptych",
+        command="diptych deploy runs/conv --target vllm --connector diptych --out deploy",
+    )
+    kept_as("vllm-diptych", dict(generate(request, CATALOG).files))
+
+
+REFUSED_OF_OURS = [
+    (Target.KSERVE, "1xH100 -> 1xH20, kv=bf16, link=rdma-400g, pull", "Qwen3-32B", "--connector diptych"),
+    (Target.VLLM, "4xH100:tp2", "Qwen3-32B", "--connector diptych"),
+    (Target.VLLM, "1xH100:tp8:pp2 -> 1xH20, kv=bf16, link=rdma-400g, pull", "Qwen3-32B", "over 2 nodes"),
+    (Target.VLLM, "1xH100 -> 1xH20, kv=bf16, link=rdma-400g, local=800, pull", "Qwen3-32B", "prompts under 800"),
+    (Target.VLLM, "1xH100:tp8 -> 1xH20:tp8, kv=fp8, link=rdma-400g, pull", "DeepSeek-V3", "VD8"),
+    (Target.VLLM, "1xH100 -> 1xH20:kv=int8, link=rdma-400g, pull", "Qwen3-32B", "KV int8"),
+]
+
+
+@pytest.mark.parametrize(("target", "text", "model", "why"), REFUSED_OF_OURS)
+def test_what_our_connector_does_not_serve_is_refused(target: Target, text: str, model: str, why: str) -> None:
+    made = generate(request_of(target, text, model, connector="diptych"), CATALOG)
+    assert made.files == {}
+    assert why in " ".join([*(each.choice for each in made.refused), *(each.rule.id for each in made.broken)])
+
+
+def test_prefill_workers_of_a_host_are_met_at_ports_of_their_own(tmp_path: Path) -> None:
+    """Run for real with a stand-in for the engine and for the router."""
+    text = CONVERTING["KV and dtype differ, prefill writes"]
+    made = generate(request_of(Target.VLLM, text, connector="diptych"), CATALOG)
+    for name in ("prefill.sh", "router.sh", "hosts.env"):
+        (tmp_path / name).write_text(made.files[name], encoding="utf-8")
+    for name in ("vllm", "diptych"):
+        (tmp_path / name).write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOST_IP": "10.0.1.1"}
+
+    def ran(*words: str) -> list[str]:
+        done = subprocess.run(
+            ["bash", *words], env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
+        )
+        return done.stdout.splitlines()
+
+    worker = ran("prefill.sh", "1")
+    extra = json.loads(worker[worker.index("--kv-transfer-config") + 1])["kv_connector_extra_config"]
+    assert (extra["port"], extra["host"]) == (8402, "10.0.1.1")
+    assert "http://10.0.1.1:8100,8400" in ran("router.sh")
 
 
 @pytest.mark.parametrize("target", [Target.VLLM, Target.SGLANG, Target.COMPOSE])
