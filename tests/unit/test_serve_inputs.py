@@ -10,7 +10,9 @@ from diptych.catalog.catalog import Catalog
 from diptych.catalog.dtype import Dtype
 from diptych.cli.serve_design import cut, nearest_kv, nearest_weights, of_design
 from diptych.cli.serve_engines import read_engines
-from diptych.cli.serve_inputs import KV, WEIGHTS, parse_policy, parse_pool, parse_residency, read_setup
+from diptych.cli.serve_inputs import read_setup
+from diptych.cli.serve_pools import KV, WEIGHTS, parse_pool
+from diptych.cli.serve_words import parse_policy, parse_residency
 from diptych.design.text import parse_design
 from diptych.errors import InvalidInput
 from diptych.runtime.engines.torch.linear import Weights
@@ -193,13 +195,29 @@ def test_cutting_keeps_every_role(most):
     assert toy_format("int8")
 
 
+# --- prices -------------------------------------------------------------------------------------------------------------
+
+
+def test_prices_by_role_and_a_pools_own_wins():
+    fleet = setup({"prefill": "1 x cpu, usd=9", "decode": "2 x cpu"}, prices="prefill=4, decode=2.5").fleet
+    assert [pool.usd for pool in fleet.pools] == [9, 2.5]
+    assert fleet.gateway.alternative_usd is None
+
+
+@pytest.mark.parametrize(
+    "text", ["aws", "prefil=2", "prefill=-1", "prefill=x", "prefill=", "decode=2,,", "decode=1e99"]
+)
+def test_prices_that_are_none(text):
+    assert any(line.startswith("--prices") for line in findings(prices=text)), findings(prices=text)
+
+
 # --- other engines ----------------------------------------------------------------------------------------------------
 
 
 def test_running_workers_and_what_may_not_be_said_beside_them():
     given = {"engine": "sglang", "prefill_url": ["http://p:1/"], "decode_url": ["http://d:2"], "port": 0,
              "host": "127.0.0.1", "bootstrap_port": 9001, "policy": "prefill=recompute"}  # fmt: skip
-    foreign = read_engines(given, lambda text: None)
+    foreign = read_engines(given, lambda text: None).foreign
     assert foreign.protocol is Protocol.SGLANG
     (prefill,) = foreign.prefills
     assert (prefill.url, prefill.bootstrap_host, prefill.bootstrap_port) == ("http://p:1", "p", 9001)

@@ -12,6 +12,8 @@ import typer
 from diptych.catalog.catalog import Catalog
 from diptych.cli.output import out, print_json
 from diptych.deploy.commands.read import read_pair
+from diptych.deploy.fetch import OPEN, Access
+from diptych.deploy.folders import with_folders
 from diptych.deploy.read import read_deployment, together
 from diptych.design.axes import Role
 from diptych.engines.check import Report
@@ -42,6 +44,8 @@ def check(
     live: Annotated[bool, typer.Option("--live", help="Ask the running servers at these URLs what they are.")] = False,
     prefill_gpu: Annotated[str | None, _option("What prefill runs on, where nothing says it.", "ACCELERATOR")] = None,
     decode_gpu: Annotated[str | None, _option("What decode runs on, where nothing says it.", "ACCELERATOR")] = None,
+    tls_ca: Annotated[str | None, _option("With --live: who signs the servers' certificates, PEM.", "FILE")] = None,
+    token_file: Annotated[str | None, _option("With --live: the key that servers ask for.", "FILE")] = None,
     engine: Annotated[str | None, _option("vllm@0.33: the release, where nothing says it.", "ENGINE@VERSION")] = None,
     catalog: Annotated[list[str] | None, _option("Your YAML over the catalog; may be repeated.", "FILE")] = None,
     form: Annotated[str, _option(f"One of {', '.join(FORMATS)}.", "FORMAT", "--format")] = "text",
@@ -62,8 +66,8 @@ def check(
     """
     wanted = "json" if as_json else _format(form)
     known = Catalog.load(*(catalog or ()))
-    reports = [check_deployment(_told(each, prefill_gpu, decode_gpu, engine, known), known)
-               for each in _deployments(files or [], prefill or [], decode or [], live)]  # fmt: skip
+    reports = [check_deployment(_told(each, prefill_gpu, decode_gpu, engine, known, live), known)
+               for each in _deployments(files or [], prefill or [], decode or [], live, tls_ca, token_file)]  # fmt: skip
     for report in reports:
         _print(report, wanted)
     if any(_fails(report, strict) for report in reports):
@@ -75,7 +79,9 @@ def _fails(report: Report, strict: bool) -> bool:
     return serious or bool(report.deployment.findings)
 
 
-def _deployments(files: list[str], prefill: list[str], decode: list[str], live: bool) -> list[Deployment]:
+def _deployments(
+    files: list[str], prefill: list[str], decode: list[str], live: bool, tls_ca: str | None, token_file: str | None
+) -> list[Deployment]:
     """What is to be checked: one source, or several files each on its own."""
     if bool(files) == bool(prefill or decode) or (live and not files):
         problem = "one kind of source at a time" if files else "nothing to check"
@@ -84,13 +90,30 @@ def _deployments(files: list[str], prefill: list[str], decode: list[str], live: 
     if live:
         from diptych.deploy.live import probe
 
-        return [probe(files)]
+        return [probe(files, access=_access(files, tls_ca, token_file))]
+    for flag, value in (("--tls-ca", tls_ca), ("--token-file", token_file)):
+        if value is not None:
+            raise InvalidInput(Finding(flag, "is given without --live", "it, beside --live URL URL"))
     if files:
         return _together([read_deployment(sys.stdin.read() if name == "-" else Path(name)) for name in files])
     missing = [name for name, texts in (("--prefill", prefill), ("--decode", decode)) if not texts]
     if missing:
         raise InvalidInput(Finding(missing[0], "is missing", "the launch command of the other role"))
     return [read_pair(prefill, decode, Path.cwd())]
+
+
+def _access(urls: list[str], tls_ca: str | None, token_file: str | None) -> Access:
+    """What servers ask for. Raises InvalidInput."""
+    if not (tls_ca or token_file):
+        return OPEN
+    from diptych.cli.serve_access import context, is_here
+    from diptych.cli.serve_listen import read_token
+
+    clear = [url for url in urls if not url.startswith("https://") and not is_here(url)]
+    if token_file and clear:
+        raise InvalidInput(Finding("--token-file", f"would be sent in clear to {clear[0]}", "https://HOST:PORT"))
+
+    return Access(read_token(token_file) if token_file else "", context(tls_ca or "", "", ""))
 
 
 def _together(read: list[Deployment]) -> list[Deployment]:
@@ -107,11 +130,16 @@ def _together(read: list[Deployment]) -> list[Deployment]:
 
 
 def _told(
-    deployment: Deployment, prefill_gpu: str | None, decode_gpu: str | None, engine: str | None, catalog: Catalog
+    deployment: Deployment,
+    prefill_gpu: str | None,
+    decode_gpu: str | None,
+    engine: str | None,
+    catalog: Catalog,
+    live: bool = False,
 ) -> Deployment:
     """The deployment with what the command line adds where the source says nothing; a pair must be in it."""
     gpus = {Role.PREFILL: prefill_gpu, Role.DECODE: decode_gpu}
-    named = {role: _gpu(name, role, catalog) for role, name in gpus.items() if name}
+    named = {role: known_gpu(name, role, catalog) for role, name in gpus.items() if name}
     release = engine_at(engine) if engine else None
     roles = tuple(
         replace(
@@ -121,15 +149,17 @@ def _told(
         )
         for config in deployment.roles
     )
-    told = replace(deployment, roles=roles)
+    told = with_folders(replace(deployment, roles=roles), loopback_only=live)
     if not any(True for _ in told.pairs()):
         kinds = ", ".join(f"{config.name or config.engine} is {config.role}" for config in roles)
         raise InvalidInput(Finding(deployment.source, f"no prefill/decode pair in it ({kinds})", "a role of each"))
     return told
 
 
-def _gpu(name: str, role: Role, catalog: Catalog) -> str:
-    """The catalog's name of an accelerator that the command line gives a role. Raises InvalidInput."""
+def known_gpu(name: str, role: Role, catalog: Catalog) -> str:
+    """The catalog's name of an accelerator that the command line gives a role, or cpu. Raises InvalidInput."""
+    if name.strip().casefold() == "cpu":
+        return "cpu"
     found = catalog.find_accelerator(name)
     if found is None:
         hint = did_you_mean(name, catalog.accelerator_names)

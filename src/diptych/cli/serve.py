@@ -11,8 +11,9 @@ import typer
 
 from diptych.cli.output import err, out
 from diptych.cli.serve_design import Stand, given_of, stand_in
-from diptych.cli.serve_engines import check_pairs, program, read_engines
-from diptych.cli.serve_inputs import Setup, read_setup
+from diptych.cli.serve_engines import check_pairs, checked, program, read_engines
+from diptych.cli.serve_inputs import OWN, Setup, read_setup
+from diptych.runtime.gateway.settings import Settings
 from diptych.runtime.launch.first_prompt import ask
 from diptych.runtime.launch.fleet import ADMIN_TOKEN
 from diptych.runtime.launch.run_dir import new_token, run_directory
@@ -37,6 +38,9 @@ def serve(
     decode: Annotated[Words, _option(MODEL, '"2 x cpu:int8, kv=int8".', "POOL")] = None,
     colocated: Annotated[Words, _option(MODEL, "Workers that do both.", "POOL")] = None,
     ownership: Annotated[Words, _option(FLEET, "Who moves KV: push (default) or pull.", "WHO")] = None,
+    transport: Annotated[
+        Words, _option(FLEET, "How KV goes: unix (default), tcp, or shm (memory that prefill lends).", "KIND")
+    ] = None,
     residency: Annotated[
         Words, _option(FLEET, '"dram:2GiB, nvme:/var/kv:20GiB, remote:unix:/run/kv.sock" or kvstore:1GiB.', "TIERS")
     ] = None,
@@ -46,12 +50,34 @@ def serve(
     slo: Annotated[Words, _option(FLEET, '"ttft_p90<2s, tpot_p90<50ms": refuse what would miss it.', "SLO")] = None,
     lease: Annotated[Words, _option(FLEET, "How long KV is kept for a worker that is silent: 30s.", "TIME")] = None,
     short_prompt: Annotated[int, _option(FLEET, "Shorter prompts stay on a decode worker.", "TOKENS")] = 0,
-    engine: Annotated[
-        Words, _option(OTHERS, "vllm or sglang: a gateway over workers that run already.", "ENGINE")
+    prices: Annotated[
+        Words,
+        _option(FLEET, "USD an hour of a worker: prefill=4.1, decode=1.2; or a price book, beside RUN.", "PRICES"),
     ] = None,
-    prefill_url: Annotated[list[str] | None, _option(OTHERS, "A prefill worker; may be repeated.", "URL")] = None,
+    engine: Annotated[
+        Words, _option(OTHERS, "vllm, sglang or diptych: a gateway over workers that run already.", "ENGINE")
+    ] = None,
+    prefill_url: Annotated[
+        list[str] | None,
+        _option(
+            OTHERS,
+            "A prefill worker, URL,PORT where decode meets it elsewhere than at --bootstrap-port; may be repeated.",
+            "URL",
+        ),
+    ] = None,
     decode_url: Annotated[list[str] | None, _option(OTHERS, "A decode worker; may be repeated.", "URL")] = None,
-    bootstrap_port: Annotated[int, _option(OTHERS, "SGLang's bootstrap port: 8998.", "PORT")] = 8998,
+    connector: Annotated[
+        Words, _option(OTHERS, "vLLM's connector, where workers do not tell: nixl, mooncake, diptych, lmcache.", "NAME")
+    ] = None,
+    bootstrap_port: Annotated[
+        int, _option(OTHERS, "Where decode meets prefill (SGLang, Mooncake, diptych under push): 8998.", "PORT")
+    ] = 8998,
+    prefill_gpu: Annotated[Words, _option(OTHERS, "What prefill runs on, for the rules.", "ACCELERATOR")] = None,
+    decode_gpu: Annotated[Words, _option(OTHERS, "What decode runs on.", "ACCELERATOR")] = None,
+    worker_token_file: Annotated[Words, _option(OTHERS, "The key that workers ask for.", "FILE")] = None,
+    tls_ca: Annotated[Words, _option(OTHERS, "Who signs the workers' certificates, PEM.", "FILE")] = None,
+    worker_cert: Annotated[Words, _option(OTHERS, "The certificate that workers are shown, PEM.", "FILE")] = None,
+    worker_key: Annotated[Words, _option(OTHERS, "Its key, PEM.", "FILE")] = None,
     host: Annotated[str, _option(LISTEN, "127.0.0.1; others need a token and TLS.", "HOST")] = "127.0.0.1",
     port: Annotated[int, _option(LISTEN, "8000; 0 for any that is free.", "PORT")] = 8000,
     token_file: Annotated[Words, _option(LISTEN, "The key that clients must send.", "FILE")] = None,
@@ -79,11 +105,13 @@ def serve(
 
       diptych serve --engine vllm --prefill-url http://p:8100 --decode-url http://d:8200
     """
-    if engine or prefill_url or decode_url:
-        raise typer.Exit(asyncio.run(_serve_engines({**context.params, "engine": engine or "vllm"}, logs)))
-    stand = stand_in(run, model == "toy", model is not None) if run else Stand({})
-    setup = read_setup(given_of(context.params, stand), _say, stand.pools, stand.notes)
-    code = asyncio.run(_serve(setup, ask_prompt))
+    if (engine or prefill_url or decode_url) and engine != OWN:
+        given = {**context.params, "engine": engine or "vllm"}
+        code = asyncio.run(_serve_engines(given, logs, ask_prompt, log_json))
+    else:
+        stand = stand_in(run, model == "toy", model is not None) if run else Stand({})
+        setup = read_setup(given_of(context.params, stand), _say, stand.pools, stand.notes)
+        code = asyncio.run(_serve(setup, ask_prompt))
     if code:
         raise typer.Exit(code)
 
@@ -100,33 +128,48 @@ async def _serve(setup: Setup, prompt: str | None) -> int:
         async def up() -> None:
             _show(setup, folder, logs)
             if prompt:
-                await asyncio.to_thread(_answer, setup, prompt)
+                await asyncio.to_thread(_answer, setup.fleet.url, setup.fleet.gateway, prompt)
 
         return await supervisor.run(up)
 
 
-async def _serve_engines(given: Mapping[str, Any], logs: str | None) -> int:
-    """The pair is checked, then the gateway starts with a canary."""
-    foreign = read_engines(given, _say)
-    report = check_pairs(foreign)
-    unknown = f", {len(report.unknown)} things unknown" if report.unknown else ""
-    _say(f"checked: no rule forbids these pairs{unknown}; sending a canary")
+async def _serve_engines(given: Mapping[str, Any], logs: str | None, prompt: str | None, log_json: bool) -> int:
+    """The pairs are checked, then the gateway starts with a canary."""
+    asked = read_engines(given, _say)
+    for note in asked.notes:
+        _say(f"note: {note}")
+    foreign, report = check_pairs(asked)
+    _say(checked(report))
     with run_directory() as folder:
         place = Path(logs).expanduser().absolute() if logs else folder / "logs"
         place.mkdir(parents=True, exist_ok=True)
-        supervisor = Supervisor([program(foreign, folder, new_token())], place, _say)
+        environment = {"DIPTYCH_LOG": "json"} if log_json else {}
+        supervisor = Supervisor([program(foreign, folder, new_token(), environment)], place, _say)
         url = foreign.listen.url
 
         async def up() -> None:
+            admin = folder / ADMIN_TOKEN
             lines = [
-                f"{given['engine']} workers are served at {url}/v1",
-                f"  metrics  {url}/metrics",
-                f'  canary   curl -X POST {url}/admin/canary -H "authorization: Bearer $(cat {folder / ADMIN_TOKEN})"',
-                f"  logs     {place}",
+                f"{given['engine']} workers are served at {url}/v1, over {foreign.protocol}",
+                *(f"  {role:<10} {each}" for role, urls in foreign.urls.items() for each in urls),
+                *_looks(url, admin, place),
+                f'  canary     curl -X POST {url}/admin/canary -H "authorization: Bearer $(cat {admin})"',
             ]
             out.print("\n".join(lines), markup=False, soft_wrap=True)
+            if prompt:
+                await asyncio.to_thread(_answer, url, foreign.listen, prompt)
 
         return await supervisor.run(up)
+
+
+def _looks(url: str, admin: Path, logs: Path) -> list[str]:
+    """Where to look next."""
+    return [
+        f"  live page  {url}/ui  (its token is in {admin})",
+        f"  terminal   diptych top --url {url} --token-file {admin}",
+        f"  metrics    {url}/metrics",
+        f"  logs       {logs}",
+    ]
 
 
 def _show(setup: Setup, folder: Path, logs: Path) -> None:
@@ -138,10 +181,8 @@ def _show(setup: Setup, folder: Path, logs: Path) -> None:
             f"  {pool.role:<10} {pool.count} × {_engine(pool.engine)}, {pool.threads} thread{'s' * (pool.threads > 1)}"
             for pool in setup.fleet.pools
         ),
-        f"  live page  {url}/ui  (its token is in {folder / ADMIN_TOKEN})",
-        f"  terminal   diptych top --url {url} --token-file {folder / ADMIN_TOKEN}",
-        f"  metrics    {url}/metrics",
-        f"  logs       {logs}",
+        *(f"  {each.role:<10} {each.address}" for each in setup.fleet.elsewhere),
+        *_looks(url, folder / ADMIN_TOKEN, logs),
         f"  try        curl {url}/v1/completions -H 'content-type: application/json' "
         f'-d \'{{"model": "{setup.fleet.gateway.model}", "prompt": "Hello", "max_tokens": 16}}\'',
     ]
@@ -153,9 +194,9 @@ def _engine(engine: Any) -> str:
     return f"{getattr(engine, 'device', 'cpu')} {weights} weights, {engine.kv} KV, {engine.blocks:,} blocks"
 
 
-def _answer(setup: Setup, prompt: str) -> None:
+def _answer(url: str, settings: Settings, prompt: str) -> None:
     out.print(f"\n> {prompt}", markup=False, soft_wrap=True)
-    out.print(ask(setup.fleet.url, setup.fleet.gateway, prompt), markup=False, soft_wrap=True)
+    out.print(ask(url, settings, prompt), markup=False, soft_wrap=True)
 
 
 def _say(text: str) -> None:

@@ -15,6 +15,8 @@ from diptych.runtime.launch.run_dir import write_secretly
 from diptych.runtime.worker.config import BatchConfig, Config, LimitsConfig, TierConfig, Torch, Toy
 
 STORE = "kvstore"
+TRANSPORTS = ("unix", "tcp", "shm")
+"""How KV goes between workers of this machine: a socket file, loopback, or memory that the source lends beside a socket file."""
 CPU_BUDGET = 512
 """Prompt tokens of a step on a CPU, which computes as many a second as it ever will from about 256 on: in a longer step prompts
 only wait for each other."""
@@ -41,7 +43,7 @@ class Fleet:
     """Everything of it. `gateway` lacks what only the run directory knows: the workers' addresses and the admin token.
 
     `store` is the size in bytes of a store of the fleet's own, 0 for none; `tiers` are those of every worker, disk folders
-    being shared out among them.
+    being shared out among them. `elsewhere` are workers that run already, on this machine or another.
     """
 
     pools: tuple[Pool, ...]
@@ -52,10 +54,12 @@ class Fleet:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     drain: float = 30.0
     environment: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: tuple[Endpoint, ...] = ()
+    transport: str = "unix"
 
     @property
     def workers(self) -> int:
-        return sum(pool.count for pool in self.pools)
+        return sum(pool.count for pool in self.pools) + len(self.elsewhere)
 
     @property
     def url(self) -> str:
@@ -85,16 +89,18 @@ class Fleet:
             role=pool.role,
             run_dir=str(folder),
             engine=pool.engine,
+            peer="tcp:127.0.0.1:0" if self.transport == "tcp" else f"{self.transport}:{folder / name}.peer",
             batch=self.batch_of(pool),
             limits=self.limits,
             residency=tuple(self._tiers_of(name, folder)),
             drain_s=self.drain,
         )
         file = write_secretly(folder / f"{name}.json", msgspec.json.encode(config))
-        control, peer = Path(config.control_address.path), Path(config.peer_address.path)
+        control = Path(config.control_address.path)
+        files = (control, Path(config.peer_address.path)) if config.peer_address.path else (control,)
         arguments = ("--config", str(file))
         return Program(
-            name, Turn.WORKER, "diptych.runtime.worker", arguments, lambda: listens(control), (control, peer),
+            name, Turn.WORKER, "diptych.runtime.worker", arguments, lambda: listens(control), files,
             pool.threads, self.environment,
         )  # fmt: skip
 
@@ -110,7 +116,7 @@ class Fleet:
             for pool in self.pools
             for name in pool.names
         )
-        settings = msgspec.structs.replace(self.gateway, workers=endpoints, admin_token=admin_token)
+        settings = msgspec.structs.replace(self.gateway, workers=(*endpoints, *self.elsewhere), admin_token=admin_token)
         settings.check()
         file = write_secretly(folder / "gateway.json", msgspec.json.encode(settings))
         ready = folder / "gateway.port"

@@ -2,70 +2,42 @@
 
 import asyncio
 import json
-import sys
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aiohttp
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from diptych.errors import DiptychError
 from diptych.runtime.gateway.server import Listening
 from diptych.runtime.gateway.settings import Endpoint, Limits, Settings
-from diptych.runtime.launch.foreign import Foreign, ForeignEdge, Prefill
+from diptych.runtime.remote.edge import ForeignEdge
 from diptych.runtime.remote.halves import Protocol
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "remote"))
-from engines import Worker
+from diptych.runtime.remote.service import ForeignService
+from diptych.runtime.remote.settings import Foreign, Prefill
+from fake_engines import Worker, running
 
 KEY, ADMIN = "a-key-of-sixteen-letters", "an-admin-key-of-letters"
 
 
-@asynccontextmanager
-async def servers(*workers, models=("m",)):
-    """Addresses of fake workers that also say what they serve."""
-    made = []
-
-    async def told(request):
-        return web.json_response({"object": "list", "data": [{"id": name} for name in models]})
-
-    for worker in workers:
-        app = web.Application()
-        app.router.add_post("/v1/completions", worker.complete)
-        app.router.add_post("/v1/chat/completions", worker.complete)
-        app.router.add_get("/metrics", worker.metrics)
-        app.router.add_get("/v1/models", told)
-        made.append(TestServer(app))
-        await made[-1].start_server()
-    try:
-        yield [str(each.make_url("")).rstrip("/") for each in made]
-    finally:
-        for each in made:
-            await each.close()
-
-
-def through(test, prefill, decode, models=("m",), limits=None, **more):
-    """`test(session, edge)` with a gateway over these two."""
+def through(test, prefill, decode, limits=None, listen=None, **more):
+    """`test(session, service)` with a gateway over these two."""
 
     async def go():
-        async with servers(prefill, decode, models=models) as (first, second):
-            listen = Settings(model="remote", workers=(Endpoint("n", "decode", "unix:/n"),), port=0, api_key=KEY,
-                              admin_token=ADMIN, limits=limits or Limits())  # fmt: skip
-            edge = ForeignEdge(Foreign(listen, Protocol.VLLM_NIXL, (Prefill(first),), (second,), **more))
+        async with running(prefill, decode) as (first, second):
+            settings = Settings(model="m", workers=(Endpoint("n", "decode", "unix:/n"),), port=0, api_key=KEY,
+                                admin_token=ADMIN, limits=limits or Limits(), **(listen or {}))  # fmt: skip
+            service = ForeignService(Foreign(settings, Protocol.VLLM_NIXL, (Prefill(first),), (second,), **more))
             async with (
-                Listening(edge, edge) as gateway,
+                Listening(service, ForeignEdge(service)) as gateway,
                 aiohttp.ClientSession(
                     f"http://127.0.0.1:{gateway.port}", headers={"authorization": f"Bearer {KEY}"}
                 ) as session,
             ):
-                await test(session, edge)
+                await test(session, service)
                 for _ in range(100):
-                    if not edge.open:
+                    if not service.open:
                         break
                     await asyncio.sleep(0.02)
-                assert edge.open == 0
+                assert service.open == 0
 
     asyncio.run(go())
 
@@ -76,11 +48,12 @@ BODY = {"model": "m", "prompt": "hello", "max_tokens": 9}
 def test_a_canary_first_then_whole_answers_and_streams_as_the_worker_gives_them():
     prefill, decode = Worker("prefill"), Worker("decode")
 
-    async def test(session, edge):
-        assert len(decode.asked) == 1
-        assert decode.asked[0]["model"] == "m"
+    async def test(session, service):
+        assert len(decode.asked) == 2  # alone, and with prefill's KV
+        assert {body["model"] for body in decode.asked} == {"m"}
         async with session.post("/v1/completions", json=BODY) as answer:
-            assert (answer.status, await answer.json()) == (200, {"choices": [{"text": " right"}]})
+            assert answer.status == 200
+            assert (await answer.json())["choices"] == [{"text": " right", "finish_reason": "length"}]
         async with session.post("/v1/completions", json={**BODY, "stream": True}) as answer:
             assert answer.content_type == "text/event-stream"
             assert (await answer.text()).endswith("data: [DONE]\n\n")
@@ -95,25 +68,126 @@ def test_a_canary_first_then_whole_answers_and_streams_as_the_worker_gives_them(
 
 
 def test_when_kv_does_not_cross_nobody_is_served_unless_that_is_allowed():
-    async def never(session, edge):
+    async def never(session, service):
         raise AssertionError("it serves")
 
     with pytest.raises(DiptychError, match="did not cross"):
         through(never, Worker("prefill", ticket=None), Worker("decode"))
 
-    async def test(session, edge):
+    async def test(session, service):
         async with session.post("/v1/completions", json=BODY) as answer:
             assert answer.status == 200
 
     through(test, Worker("prefill", ticket=None), Worker("decode"), recompute=True)
 
 
+def test_when_kv_means_something_else_on_the_other_side_nobody_is_served_whatever_is_allowed():
+    async def never(session, service):
+        raise AssertionError("it serves")
+
+    with pytest.raises(DiptychError, match="Alone ' right', with prefill's KV ' wrong'"):
+        through(never, Worker("prefill"), Worker("decode", garbles=True), recompute=True)
+
+
+@pytest.mark.parametrize("wants", [True, False])
+def test_a_stream_is_counted_by_its_usage_which_only_those_see_who_asked(wants):
+    decode = Worker("decode")
+    options = {"stream_options": {"include_usage": True}} if wants else {}
+
+    async def test(session, service):
+        async with session.post("/v1/completions", json={**BODY, "stream": True, **options}) as answer:
+            assert ("usage" in await answer.text()) is wants
+        async with session.get("/metrics") as answer:
+            told = await answer.text()
+        assert 'vllm:generation_tokens_total{model_name="m"} 3.0' in told
+        assert 'vllm:prompt_tokens_total{model_name="m"} 7.0' in told
+        assert 'vllm:request_success_total{finished_reason="stop",model_name="m"} 1.0' in told
+        assert 'vllm:time_to_first_token_seconds_count{model_name="m"} 1.0' in told
+
+    through(test, Worker("prefill"), decode)
+    assert decode.asked[-1]["stream_options"]["include_usage"] is True
+
+
+def test_what_operators_see_is_what_they_see_of_our_own_workers():
+    prefill, decode = Worker("prefill"), Worker("decode")
+    priced = {"alternative_usd": 7.5, "alternative_name": "2x H100"}
+
+    async def test(session, service):
+        admin = {"authorization": f"Bearer {ADMIN}"}
+        for _ in range(4):
+            async with session.post("/v1/completions", json=BODY) as answer:
+                assert answer.status == 200
+        data = await until(session, lambda data: data["transfers"] and data["cost"]["usd_per_million_tokens"])
+        assert (data["status"], data["model"]) == ("ready", "m")
+        assert {each["role"]: each["usd_per_hour"] for each in data["workers"]} == {"prefill": 2.0, "decode": 3.0}
+        assert all(each["blocks"] == 100 and each["blocks_free"] == 75 for each in data["workers"])
+        assert data["transfers"][0]["bytes"] == data["transfers"][0]["count"] * 102_400
+        assert data["routes"] == [{"path": "remote prefill", "reason": "vllm-nixl", "count": 5}]
+        assert data["cost"]["alternative_usd"] == 7.5
+        assert data["requests"]["finished"] == 4
+        async with session.get("/metrics", headers=admin) as answer:
+            told = await answer.text()
+        assert 'diptych_alternative_cost_per_million_tokens_usd{design="2x H100"} 7.5' in told
+        assert 'diptych_queue_depth{role="decode",' in told
+        async with session.get("/ui/data") as answer:
+            assert answer.status == 401
+        async with session.get("/ui", headers={"authorization": ""}) as answer:
+            assert "<!doctype html>" in await answer.text()
+        rebound = {**admin, "host": "evil.example"}
+        async with session.get("/ui/data", headers=rebound) as answer:
+            assert answer.status == 403
+
+    through(test, prefill, decode, listen=priced, prefill_usd=2.0, decode_usd=3.0)
+
+
+async def until(session, holds, seconds=10):
+    """The gateway's snapshot once something holds of it."""
+    for _ in range(int(seconds / 0.05)):
+        async with session.get("/ui/data", headers={"authorization": f"Bearer {ADMIN}"}) as answer:
+            assert answer.status == 200
+            data = await answer.json()
+        if holds(data):
+            return data
+        await asyncio.sleep(0.05)
+    raise AssertionError(data)
+
+
+def test_a_worker_that_is_ill_is_down_and_up_again_when_it_is_well():
+    prefill, decode = Worker("prefill"), Worker("decode")
+
+    async def test(session, service):
+        prefill.fail = "ill"
+        data = await until(session, lambda data: data["status"] != "ready")
+        down = next(each for each in data["workers"] if each["role"] == "prefill")
+        assert (down["condition"], down["why"]) == ("down", "does not answer: Refusal")
+        async with session.get("/ready") as answer:
+            assert answer.status == 503
+        async with session.post("/v1/completions", json=BODY) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "no_prefill_worker")
+        prefill.fail = 0
+        await until(session, lambda data: data["status"] == "ready")
+
+    through(test, prefill, decode)
+
+
+def test_workers_that_ask_for_a_key_get_it():
+    key = "a-workers-key-of-letters"
+
+    async def test(session, service):
+        async with session.post("/v1/completions", json=BODY) as answer:
+            assert answer.status == 200
+
+    through(test, Worker("prefill", key=key), Worker("decode", key=key), listen={"worker_token": key})
+    with pytest.raises(DiptychError, match="401"):
+        through(test, Worker("prefill", key=key), Worker("decode", key=key))
+
+
 def test_the_canary_on_demand_is_the_operators():
-    async def test(session, edge):
+    async def test(session, service):
         async with session.post("/admin/canary") as answer:
             assert answer.status == 401
         async with session.post("/admin/canary", headers={"authorization": f"Bearer {ADMIN}"}) as answer:
-            assert await answer.json() == {"crossed": 100.0, "ok": True}
+            assert await answer.json() == {"crossed": 100.0, "ok": True, "right": True}
 
     through(test, Worker("prefill"), Worker("decode"))
 
@@ -131,7 +205,7 @@ def test_the_canary_on_demand_is_the_operators():
     ],
 )
 def test_what_a_client_may_not_say_gets_the_envelope(body, status, code):
-    async def test(session, edge):
+    async def test(session, service):
         async with session.post("/v1/completions", data=body, headers={"content-type": "application/json"}) as answer:
             told = await answer.json()
             assert (answer.status, told["error"]["code"]) == (status, code), told
@@ -141,7 +215,7 @@ def test_what_a_client_may_not_say_gets_the_envelope(body, status, code):
 
 
 def test_no_key_wrong_paths_and_methods():
-    async def test(session, edge):
+    async def test(session, service):
         for headers in (
             {"authorization": ""},
             {"authorization": f"Bearer {KEY}x"},
@@ -159,7 +233,7 @@ def test_no_key_wrong_paths_and_methods():
 def test_a_worker_that_fails_is_a_typed_error_and_a_stream_that_breaks_says_so():
     prefill, decode = Worker("prefill"), Worker("decode")
 
-    async def test(session, edge):
+    async def test(session, service):
         prefill.fail = 500
         async with session.post("/v1/completions", json=BODY) as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (502, "prefill_failed")
@@ -175,15 +249,15 @@ def test_a_worker_that_fails_is_a_typed_error_and_a_stream_that_breaks_says_so()
 def test_a_client_that_leaves_frees_what_it_had():
     prefill, decode = Worker("prefill"), Worker("decode")
 
-    async def test(session, edge):
+    async def test(session, service):
         decode.fail = "slow"
         async with session.post("/v1/completions", json={**BODY, "stream": True}) as answer:
             await answer.content.readany()
         for _ in range(100):
-            if not edge.open:
+            if not service.open:
                 break
             await asyncio.sleep(0.02)
-        assert edge.open == 0
-        assert edge._drive().fleet.second[0].load == 0
+        assert service.open == 0
+        assert service.fleet.second[0].load == 0
 
     through(test, prefill, decode)

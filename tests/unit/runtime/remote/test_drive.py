@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from urllib.parse import urlsplit
 
 import pytest
-from engines import TICKET, Worker, running
 
 from diptych.runtime.gateway.refusal import Refusal
-from diptych.runtime.remote.drive import Driver, Fleet, Policy
+from diptych.runtime.gateway.settings import Endpoint
+from diptych.runtime.remote.canary import send
+from diptych.runtime.remote.drive import Driver
+from diptych.runtime.remote.fleet import Fleet, Policy
 from diptych.runtime.remote.halves import FOREIGN, Prefiller, Protocol, ask_sglang
+from fake_engines import TICKET, Worker, running
 
 BODY = {
     "model": "m",
@@ -22,10 +26,13 @@ BODY = {
 }
 
 
-def driven(test, prefills, decodes, protocol=Protocol.VLLM_NIXL, policy=Policy()):  # noqa: B008
+def driven(test, prefills, decodes, protocol=Protocol.VLLM_NIXL, policy=Policy(), bootstrap=("10.0.0.1", 8998)):  # noqa: B008
+    """`bootstrap` is an address, or none for the prefill worker's own, whose fake answers as such a server too."""
+
     async def run():
         async with running(*prefills, *decodes) as urls:
-            first = [Prefiller(url, "10.0.0.1", 8998, "e1") for url in urls[: len(prefills)]]
+            places = [bootstrap or (urlsplit(url).hostname, urlsplit(url).port) for url in urls[: len(prefills)]]
+            first = [Prefiller(url, *place) for url, place in zip(urls, places, strict=False)]
             fleet = Fleet(protocol, first, urls[len(prefills) :], policy)
             driver = Driver(fleet)
             try:
@@ -113,7 +120,7 @@ def test_another_prefill_worker_is_tried_when_the_policy_says_so():
     good = Worker("prefill")
 
     async def gone(driver):
-        driver.fleet.first[0].url = "http://127.0.0.1:9"
+        driver.fleet.first[0].endpoint = Endpoint("gone", "prefill", "http://127.0.0.1:9")
         await test(driver)
         assert not driver.fleet.first[0].up
 
@@ -179,31 +186,84 @@ def test_when_one_half_fails_the_other_is_aborted(broken):
     assert prefill.aborted == [prefill.asked[0]["rid"]]
 
 
-def test_mooncake_halves_share_a_transfer():
+def test_mooncake_halves_share_a_transfer_from_the_engine_that_its_bootstrap_server_names():
     prefill, decode = Worker("prefill"), Worker("decode")
 
     async def test(driver):
-        await text(await driver.ask("/v1/completions", dict(BODY)))
+        for _ in range(20):
+            await text(await driver.ask("/v1/completions", dict(BODY)))
 
-    driven(test, [prefill], [decode], Protocol.VLLM_MOONCAKE)
-    first, second = (worker.asked[0]["kv_transfer_params"] for worker in (prefill, decode))
-    assert first["transfer_id"] == second["transfer_id"]
-    assert second["remote_bootstrap_addr"] == "http://10.0.0.1:8998"
+    driven(test, [prefill], [decode], Protocol.VLLM_MOONCAKE, bootstrap=None)
+    halves = {
+        kind: {body["kv_transfer_params"]["transfer_id"]: body["kv_transfer_params"] for body in worker.asked}
+        for kind, worker in (("first", prefill), ("second", decode))
+    }
+    assert halves["first"].keys() == halves["second"].keys()
+    assert len(halves["first"]) == 20
+    engines = [body["kv_transfer_params"]["remote_engine_id"] for body in decode.asked]
+    ranks = dict(zip(halves["first"], prefill.ranks, strict=True))
+    assert set(engines) == {"e0", "e1"}
+    assert all(ranks[id] == {"e0": None, "e1": "1"}[half["remote_engine_id"]] for id, half in halves["second"].items())
 
 
-@pytest.mark.parametrize("protocol", [Protocol.VLLM_NIXL, Protocol.SGLANG])
-def test_the_canary_sees_kv_cross(protocol):
+def test_a_mooncake_prefill_without_its_bootstrap_server_is_a_typed_error():
     async def test(driver):
-        assert await driver.canary("m") > 0
+        with pytest.raises(Refusal) as refused:
+            await driver.ask("/v1/completions", dict(BODY))
+        assert (refused.value.status, refused.value.code) == (502, "prefill_failed")
 
-    driven(test, [Worker("prefill")], [Worker("decode")], protocol)
+    driven(test, [Worker("prefill")], [Worker("decode")], Protocol.VLLM_MOONCAKE, bootstrap=("127.0.0.1", 9))
+
+
+@pytest.mark.parametrize(
+    "more", [{"n": 2}, {"best_of": 2}, {"prompt": ["a", "b"]}, {"prompt": [[1], [2]]}, {"use_beam_search": True}]
+)
+@pytest.mark.parametrize("protocol", Protocol)
+def test_a_ticket_is_for_one_answer(protocol, more):
+    """Stock vLLM frees a prompt's KV when the first of several answers has read it."""
+    prefill = Worker("prefill")
+
+    async def test(driver):
+        with pytest.raises(Refusal) as refused:
+            await driver.ask("/v1/completions", {**BODY, **more})
+        assert (refused.value.status, refused.value.code, refused.value.param) == (
+            400,
+            "one_answer_each",
+            next(iter(more)),
+        )
+
+    driven(test, [prefill], [Worker("decode")], protocol)
+    assert prefill.asked == []
+
+
+@pytest.mark.parametrize(("protocol", "engine"), [(Protocol.VLLM_NIXL, "vllm"), (Protocol.SGLANG, "sglang")])
+def test_the_canary_sees_kv_cross(protocol, engine):
+    async def test(driver):
+        told = await send(driver, "m")
+        assert told.crossed > 0
+        assert told.is_right
+
+    driven(test, [Worker("prefill", engine=engine)], [Worker("decode", engine=engine)], protocol)
 
 
 def test_the_canary_sees_that_nothing_crosses():
     async def test(driver):
-        assert await driver.canary("m") == 0
+        assert (await send(driver, "m")).crossed == 0
 
     driven(test, [Worker("prefill", ticket=None)], [Worker("decode")])
+
+
+def test_the_canary_sees_that_kv_means_something_else_on_the_other_side():
+    decode = Worker("decode", garbles=True)
+
+    async def test(driver):
+        told = await send(driver, "m")
+        assert (told.crossed, told.is_right, told.alone, told.through) == (100, False, " right", " wrong")
+
+    driven(test, [Worker("prefill")], [decode])
+    salts = [body.get("cache_salt") for body in decode.asked if not body.get("kv_transfer_params")]
+    assert len(set(salts)) == len(salts) == 3  # never answered from blocks that came over
+    assert None not in salts
 
 
 def test_a_client_that_leaves_stops_the_worker():
