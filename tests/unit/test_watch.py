@@ -114,8 +114,41 @@ def test_the_plans_accelerators_carry_what_they_were_planned_for(plan):
     seen = measured({}, counts_of(exposition(600)), 60.0)
     pins = pins_of(plan.best)
     assert (pins.prefill, pins.decode) == ("L40S", "L40S")
-    carried = watch._carried(plan, workload_of(plan, {}, seen)[0], {"prices": "aws", "size_for": "average"})
+    asked = {"prices": "aws", "size_for": "average"}
+    carried, said = watch._carried(plan, workload_of(plan, {}, seen)[0], seen.rate, asked)
     assert carried >= seen.rate
+    assert f"carry {carried:.3g} requests/s" in said
+
+
+def test_what_is_owned_is_asked_anew_and_needs_no_prices(plan, monkeypatch):
+    """A plan of an inventory: nothing is rented, so that a move is to another use of what is there."""
+    seen = measured({}, counts_of(exposition(600)), 60.0)
+    owned = replace(
+        plan, question=replace(plan.question, inventory={"L40S": 64}, prices="", pins={"engine": "vllm@0.33"})
+    )
+    asked = []
+
+    def answers(carried, whole):
+        def answer(model, workload, slo, *, pins, **more):
+            asked.append((pins, more))
+            found = carried if pins.placement else whole
+            if isinstance(found, Exception):
+                raise found
+            return replace(plan, best=replace(plan.best, label="another", goodput=found))
+
+        monkeypatch.setattr(watch, "make_plan", answer)
+        return judge(owned, workload_of(owned, {}, seen)[0], seen, "")
+
+    assert answers(11.0, 99.0).verdict == "stay"
+    assert (answers(9.0, 20.0).verdict, answers(9.0, 20.0).to) == ("move", "another")
+    short = answers(9.0, 9.5)
+    assert short.verdict == "stay"
+    assert "more accelerators are needed: the most that is carried by what is owned is 9.5" in short.why
+    none = answers(NoFeasibleDesign("the handoff is too slow"), 20.0)
+    assert none.verdict == "move"
+    assert "in no shape and precision (the handoff is too slow)" in none.why
+    assert {pins.engine for pins, _ in asked} == {"vllm@0.33"}
+    assert all("rate" not in more and more["prices"] is None for _, more in asked)
 
 
 @contextmanager

@@ -198,16 +198,24 @@ def workload_of(plan: Plan, inputs: Mapping[str, Any], seen: Measured) -> tuple[
 
 
 def judge(plan: Plan, workload: Workload, seen: Measured, prices: str | None) -> Verdict:
-    """Whether the plan's fleet carries what was measured, and whether another one would for less."""
-    catalog = Catalog.load()
-    asked = {"catalog": catalog, "prices": prices, "size_for": plan.question.size_for or "average"}
-    carried = _carried(plan, workload, asked)
+    """Whether the plan's fleet carries what was measured, and whether another one would: for less, or of what is owned."""
+    question = plan.question
+    asked = {"catalog": Catalog.load(), "prices": prices or None, "size_for": question.size_for or "average"}
+    carried, held = _carried(plan, workload, seen.rate, asked)
+    owned = question.inventory
+    aim = {"inventory": dict(owned)} if owned else {"rate": seen.rate}
+    if owned and carried >= seen.rate:
+        return Verdict("stay", held, plan.best.label)
     try:
-        fresh = make_plan(plan.question.model, workload, plan.question.slo, rate=seen.rate, **asked).best  # type: ignore[arg-type]
+        fresh = make_plan(question.model, workload, question.slo, pins=Pins(**kept(plan)), **aim, **asked).best  # type: ignore[arg-type]
     except NoFeasibleDesign as error:
-        return Verdict("stay", f"no fleet at all keeps the SLO under what was measured: {error}", plan.best.label)
+        return Verdict(
+            "stay", f"no other fleet keeps the SLO under what was measured ({error}); {held}", plan.best.label
+        )
+    if owned and fresh.goodput < seen.rate:
+        most = f"the most that is carried by what is owned is {fresh.goodput:.3g} requests/s, as {fresh.label}"
+        return Verdict("stay", f"more accelerators are needed: {most}; {held}", plan.best.label)
     saves = plan.best.usd_per_hour - fresh.usd_per_hour if plan.best.usd_per_hour and fresh.usd_per_hour else None
-    held = f"its accelerators carry {carried:.3g} requests/s within the SLO, {seen.rate:.3g} are asked"
     if carried < seen.rate:
         return Verdict("move", f"it is too small: {held}", plan.best.label, fresh.label, saves)
     if saves is not None and saves > WORTH * plan.best.usd_per_hour and fresh.label != plan.best.label:
@@ -215,24 +223,34 @@ def judge(plan: Plan, workload: Workload, seen: Measured, prices: str | None) ->
     return Verdict("stay", held, plan.best.label, saves_usd_per_hour=saves)
 
 
-def _carried(plan: Plan, workload: Workload, asked: Mapping[str, Any]) -> float:
-    """Requests/s within the SLO that the plan's accelerators carry of this workload, in the best precisions and shapes."""
+def _carried(plan: Plan, workload: Workload, rate: float, asked: Mapping[str, Any]) -> tuple[float, str]:
+    """Requests/s within the SLO that the plan's accelerators carry of this workload, and how that is said.
+
+    In the best precisions and shapes for it, which need no other accelerators than those that run.
+    """
     owned: dict[str, int] = defaultdict(int)
     for pool in plan.best.pools:
         for member in pool.members:
             owned[member.accelerator] += member.accelerators
-    question = plan.question
+    question, pins = plan.question, pins_of(plan.best, **kept(plan))
     try:
-        return make_plan(
-            question.model, workload, question.slo, inventory=owned, pins=pins_of(plan.best), **asked
-        ).best.goodput
-    except NoFeasibleDesign:
-        return 0.0
+        best = make_plan(question.model, workload, question.slo, inventory=owned, pins=pins, **asked).best
+    except NoFeasibleDesign as error:
+        return (
+            0.0,
+            f"its accelerators keep the SLO in no shape and precision ({error}), {rate:.3g} requests/s are asked",
+        )
+    return best.goodput, f"its accelerators carry {best.goodput:.3g} requests/s within the SLO, {rate:.3g} are asked"
 
 
-def pins_of(option: Option) -> Pins:
+def kept(plan: Plan) -> dict[str, Any]:
+    """What of the plan's own pins says where and on what it may run at all."""
+    return {name: plan.question.pins[name] for name in ("engine", "provider", "region") if name in plan.question.pins}
+
+
+def pins_of(option: Option, **more: Any) -> Pins:
     """The accelerators of a sized design by role; precisions and shapes may change, which needs no other machines."""
-    pins: dict[str, Any] = {"placement": str(option.placement)}
+    pins: dict[str, Any] = {"placement": str(option.placement), **more}
     for pool in option.pools:
         named = ",".join(dict.fromkeys(member.accelerator for member in pool.members))
         pins |= dict.fromkeys(("prefill", "decode") if str(pool.role) == "colocated" else (str(pool.role),), named)
