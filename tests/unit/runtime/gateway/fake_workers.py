@@ -191,12 +191,15 @@ class FakeWorker:
         if said.half != "decode" and self.pace.first:
             await asyncio.sleep(self.pace.first)
         prompt = prompt_told(self.model, said) if said.half != "decode" else ()
+        cached = len(said.prompt) // 2
         if said.half == "prefill":
             self._say(
                 writer,
-                Tokens(said.request, said.epoch, have, (told(self.model, answer[have], said.params),), "", prompt),
+                Tokens(
+                    said.request, said.epoch, have, (told(self.model, answer[have], said.params),), "", prompt, cached
+                ),
             )
-            self._say(writer, Ended(said.request, said.epoch, "handed", cached=len(said.prompt) // 2))
+            self._say(writer, Ended(said.request, said.epoch, "handed", cached=cached))
             self.output += 1
             partner = self.partners.get(said.peer)
             if partner is not None:

@@ -152,6 +152,19 @@ def test_what_a_million_tokens_cost_now(tmp_path: Path) -> None:
     run(test, tmp_path)
 
 
+def test_what_was_cached_is_told_of_the_shortest_answers_too(tmp_path: Path) -> None:
+    """One token ends an answer before its halves have ended."""
+
+    async def test(made: Fleet, session: aiohttp.ClientSession) -> None:
+        for count in (1, 2, 9):
+            _, found = await ask(made, session, prompt=[1, 2, 3, 4], max_tokens=count)
+            assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+        async with session.get(made.url + "/metrics") as response:
+            assert 'vllm:prompt_tokens_cached_total{model_name="toy"} 6.0' in await response.text()
+
+    run(test, tmp_path)
+
+
 def test_a_reader_of_many_answers_is_not_slow_for_their_number(tmp_path: Path) -> None:
     async def test(made: Fleet, session: aiohttp.ClientSession) -> None:
         events = await stream(made, session, prompt=PROMPT, max_tokens=16, n=16)
