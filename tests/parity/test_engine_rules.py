@@ -45,10 +45,11 @@ def designs(draw):
     return Design(pools, boundary)
 
 
-@given(designs(), st.sampled_from((Target.VLLM, Target.SGLANG)))
+@given(designs(), st.sampled_from(((Target.VLLM, ""), (Target.VLLM, "diptych"), (Target.SGLANG, ""))))
 @settings(max_examples=300)
-def test_no_objection_means_that_it_can_be_written(design, target):
+def test_no_objection_means_that_it_can_be_written(design, how):
+    target, connector = how
     prefill, decode = (pool.members[0].worker for pool in design.pools)
-    found = list(objections(prefill, decode, design.boundary, target.engine))
-    made = generate(Request(design, prefill.model, target), CATALOG)
+    found = list(objections(prefill, decode, design.boundary, target.engine, connector=connector))
+    made = generate(Request(design, prefill.model, target, connector=connector), CATALOG)
     assert bool(found) == made.is_refused, (found, made.refused, made.broken)

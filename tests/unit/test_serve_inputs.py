@@ -216,12 +216,15 @@ def test_prices_that_are_none(text):
 
 def test_running_workers_and_what_may_not_be_said_beside_them():
     given = {"engine": "sglang", "prefill_url": ["http://p:1/"], "decode_url": ["http://d:2"], "port": 0,
-             "host": "127.0.0.1", "bootstrap_port": 9001, "policy": "prefill=recompute"}  # fmt: skip
+             "host": "127.0.0.1", "bootstrap_port": 9001}  # fmt: skip
     foreign = read_engines(given, lambda text: None).foreign
     assert foreign.protocol is Protocol.SGLANG
     (prefill,) = foreign.prefills
     assert (prefill.url, prefill.bootstrap_host, prefill.bootstrap_port) == ("http://p:1", "p", 9001)
-    assert foreign.recompute
+    assert not foreign.recompute
+    assert read_engines({**given, "engine": "vllm", "policy": "prefill=recompute"}, lambda text: None).foreign.recompute
+    with pytest.raises(InvalidInput, match="asks both halves at once"):
+        read_engines({**given, "policy": "prefill=recompute"}, lambda text: None)
     with pytest.raises(InvalidInput) as caught:
         read_engines({"engine": "vlm", "prefill_url": ["p:1", "http://u:p@h:1", "http://h/path"], "model": "x",
                       "decode": "1 x cpu", "port": 0, "host": "0.0.0.0"}, lambda text: None)  # fmt: skip

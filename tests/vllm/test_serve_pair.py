@@ -29,6 +29,7 @@ pytestmark = [
 ]
 PATIENCE = 180
 PROMPT = "The capital of France is"
+LONG = " ".join(f"Item {number} is {number * 3 % 89}." for number in range(30))
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +142,48 @@ def test_blocks_that_stock_vllm_garbles_are_refused_before_traffic_and_seen_by_t
             await driver.close()
         assert told.crossed > 0
         assert not told.is_right, told
+
+    with running(PYTHON, model, tmp_path, *servers):
+        asyncio.run(go())
+
+
+def test_a_pair_that_differs_is_served_over_our_connector_by_pull_and_by_push(model, tmp_path) -> None:
+    """Model dtype and blocks that stock vLLM refuses or garbles; who moves KV is the gateway's choice."""
+    meeting = free_port()
+    ours = {"kv_connector": "DiptychConnector", "kv_connector_module_path": "diptych.integrations.vllm"}
+    push = {"kv_connector_extra_config": {"ownership": "push", "port": meeting}}
+    servers = (
+        Server("prefill", free_port(), "bfloat16", ("--block-size", "64"), {**ours, **push}),
+        Server("decode", free_port(), "float32", ("--block-size", "128"), ours),
+    )
+    first, second = (server.url for server in servers)
+
+    async def go():
+        pulled = "--engine", "vllm", "--connector", "diptych", "--prefill-url", first, "--decode-url", second
+        async with command(*pulled, patience=PATIENCE) as serving:
+            assert await serving.wait(), serving.text
+            status, told = await serving.ask(prompt=LONG, max_tokens=8, temperature=0)
+            assert status == 200, told
+            assert "over vllm-nixl" in serving.text
+            data = await serving.data()
+            assert sum(each["bytes"] for each in data["transfers"]) > 0, data["transfers"]
+        met = f"{first},{meeting}"
+        pushed = (
+            "--engine",
+            "vllm",
+            "--connector",
+            "diptych",
+            "--ownership",
+            "push",
+            "--prefill-url",
+            met,
+            "--decode-url",
+            second,
+        )
+        async with command(*pushed, patience=PATIENCE) as serving:
+            assert await serving.wait(), serving.text
+            assert "over vllm-diptych-push" in serving.text
+            assert (await serving.ask(prompt=f"Again: {LONG}", max_tokens=8, temperature=0))[0] == 200
 
     with running(PYTHON, model, tmp_path, *servers):
         asyncio.run(go())

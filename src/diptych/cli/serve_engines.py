@@ -89,6 +89,9 @@ def read_engines(given: Mapping[str, Any], say: Callable[[str], None]) -> Asked:
         reader.findings.append(Finding("--decode-url", "is a prefill worker too", "workers of one role each"))
     protocol = _protocol(reader, engine, connector)
     policy = (reader.value("policy", parse_policy) or {}).get("prefill", OnLoss.FAIL)
+    if policy is not OnLoss.FAIL and not protocol.is_sequential:
+        problem = f"prefill={policy.name.casefold()} is given, and {protocol} asks both halves at once"
+        reader.findings.append(Finding("--policy", problem, "prefill=fail: a half that is alone is stopped"))
     prices = read_prices(reader, given.get("run"))
     workers = read_workers(reader, [*urls["prefill"], *urls["decode"]])
     gpus = dict(_gpus(reader))

@@ -10,7 +10,7 @@ from diptych.design.boundary import Boundary
 from diptych.design.design import Design, Member, Pool
 from diptych.engines.check import applies
 from diptych.engines.engine import Engine, Launcher, Version
-from diptych.engines.handling import refusals
+from diptych.engines.handling import STOCK, refusals
 from diptych.engines.of_design import How, deployment_of
 from diptych.engines.resolve import Joint
 from diptych.engines.rule import Severity
@@ -29,12 +29,17 @@ class Objection:
 
 
 def objections(
-    prefill: Worker, decode: Worker, boundary: Boundary, engine: Engine, version: Version | None = None
+    prefill: Worker,
+    decode: Worker,
+    boundary: Boundary,
+    engine: Engine,
+    version: Version | None = None,
+    connector: str = STOCK,
 ) -> Iterator[Objection]:
-    """Every reason why `engine` would not serve this pair rightly; what is only slow is none."""
-    for refusal in refusals(engine, Launcher.PLAIN, prefill, decode, boundary):
+    """Every reason why `engine` over `connector` would not serve this pair rightly; what is only slow is none."""
+    for refusal in refusals(engine, Launcher.PLAIN, prefill, decode, boundary, connector):
         yield Objection("handoff", f"{refusal.choice}: {refusal.sentence}")
-    joint = joint_of(prefill, decode, boundary, How(engine, version))
+    joint = joint_of(prefill, decode, boundary, How(engine, version, connector=connector))
     for rule in all_rules():
         if not applies(rule, joint):
             continue

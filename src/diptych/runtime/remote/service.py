@@ -62,7 +62,7 @@ class ForeignService:
         except DiptychError:
             await self.stop()
             raise
-        self._watching = Watching(self.fleet, wire, self.history)
+        self._watching = Watching(self.fleet, wire, self.history, self.meters.worker_losses)
         self._watching.start()
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 

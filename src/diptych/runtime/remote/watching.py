@@ -1,9 +1,11 @@
-"""Looking at another engine's workers twice a second: which answer, what they have to do, what they handed over."""
+"""Looking at another engine's workers once a second: which answer, what they have to do, what they handed over."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+
+from prometheus_client import Counter
 
 from diptych.runtime.gateway.history import History
 from diptych.runtime.gateway.refusal import Refusal
@@ -12,7 +14,7 @@ from diptych.runtime.remote.fleet import Fleet, answers, fails
 from diptych.runtime.remote.reading import Moved, Reading, read
 from diptych.runtime.remote.wire import Broken, Wire
 
-EVERY = 0.5
+EVERY = 1.0
 """Seconds between looks at one worker."""
 MISSED = 2
 """Looks in a row without an answer, and a worker is down."""
@@ -21,8 +23,8 @@ MISSED = 2
 class Watching:
     """One task per worker. `start` it in a running loop, and `stop` it."""
 
-    def __init__(self, fleet: Fleet, wire: Wire, history: History) -> None:
-        self._fleet, self._wire, self._history = fleet, wire, history
+    def __init__(self, fleet: Fleet, wire: Wire, history: History, losses: Counter) -> None:
+        self._fleet, self._wire, self._history, self._losses = fleet, wire, history, losses
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -35,7 +37,7 @@ class Watching:
 
     async def _watch(self, worker: Worker) -> None:
         before: Moved | None = None
-        missed = 0
+        missed, was_up = 0, worker.up
         while True:
             try:
                 reading = await self._look(worker)
@@ -48,6 +50,10 @@ class Watching:
                 missed = 0
                 self._note(worker, reading, before)
                 before = reading.moved
+            if was_up and not worker.up:
+                self._history.lost_worker(worker.name, worker.why)
+                self._losses.labels(worker.name, worker.role, "does not answer").inc()
+            was_up = worker.up
             await asyncio.sleep(EVERY)
 
     async def _look(self, worker: Worker) -> Reading:

@@ -160,6 +160,7 @@ def test_a_worker_that_is_ill_is_down_and_up_again_when_it_is_well():
         data = await until(session, lambda data: data["status"] != "ready")
         down = next(each for each in data["workers"] if each["role"] == "prefill")
         assert (down["condition"], down["why"]) == ("down", "does not answer: Refusal")
+        assert [each["kind"] for each in data["events"]] == ["worker lost"]
         async with session.get("/ready") as answer:
             assert answer.status == 503
         async with session.post("/v1/completions", json=BODY) as answer:
