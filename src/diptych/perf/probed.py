@@ -151,13 +151,14 @@ class Probed:
 
 
 def affine(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Non-negative (a, b) of a + b·x with the least relative error; one point gives a constant."""
+    """Non-negative (a, b) of a + b·x with the least squared error; one point, or one that falls, gives a constant."""
     x, y = (np.array(column, dtype=float) for column in zip(*points, strict=True))
-    columns = np.stack([np.ones_like(x), x], axis=1) / y[:, None]
-    (a, b), *_ = np.linalg.lstsq(columns, np.ones_like(y), rcond=None)
-    if b < 0 or len(set(x.tolist())) < 2:
-        return float(1.0 / np.mean(1.0 / y)), 0.0
-    return (float(a), float(b)) if a >= 0 else (0.0, _slope(x, y, y))
+    spread = x - x.mean()
+    b = float(spread @ y) / float(spread @ spread) if np.any(spread) else 0.0
+    a = float(y.mean() - b * x.mean())
+    if b <= 0:
+        return float(y.mean()), 0.0
+    return (a, b) if a >= 0 else (0.0, _slope(x, y, np.ones_like(y)))
 
 
 def _within_batches(steps: Sequence[DecodeStep]) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from diptych.perf.probed import DecodeStep, PromptStep
 from diptych.runtime.probe.bench import Bench, Heard, Reached
-from diptych.runtime.probe.plan import SHORT, STEPS, TURNS, Plan
+from diptych.runtime.probe.plan import CHEAP, MORE_TURNS, SHORT, STEPS, TURNS, Plan
 
 Say = Callable[[str], None]
 BUSY_PROMPT, BUSY_BATCH = 256, 4
@@ -46,8 +46,8 @@ async def prompts(
     one; turns of all sizes in rotation."""
     computed: dict[int, list[float]] = defaultdict(list)
     moved: dict[int, list[float]] = defaultdict(list)
-    for _ in range(TURNS):
-        for tokens, _ in plan.prompts:
+    for turn in range(MORE_TURNS):
+        for tokens in [size for size, _ in plan.prompts if turn < TURNS or size <= CHEAP]:
             heard, owned = await _first_token(bench, worker, target, bench.prompt(tokens))
             computed[tokens].append(heard.ttft)
             moved[tokens].append(max(owned - heard.times[0], 1e-6))
@@ -84,23 +84,24 @@ async def pasts(bench: Bench, worker: Reached, plan: Plan) -> list[PromptStep]:
 
 
 async def decodes(bench: Bench, worker: Reached, plan: Plan) -> list[DecodeStep]:
-    """Gaps between tokens while a batch of answers is under way together."""
-    return [await _decode(bench, worker, batch, tokens, fitted) for batch, tokens, fitted in plan.decodes]
+    """Gaps between tokens while a batch of answers is under way together, two turns of each in rotation."""
+    gaps: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
+    for _ in range(2):
+        for point in plan.decodes:
+            gaps[point] += await _gaps(bench, worker, point[0], point[1])
+    return [
+        DecodeStep(batch, tokens + STEPS / 2 + 1, statistics.median(seen), not fitted)
+        for (batch, tokens, fitted), seen in gaps.items()
+    ]
 
 
-async def _decode(bench: Bench, worker: Reached, batch: int, tokens: int, fitted: bool = True) -> DecodeStep:
-    """From when the last one has its first token until the first one ends. Answers that begin earlier are longer by so much."""
+async def _gaps(bench: Bench, worker: Reached, batch: int, tokens: int) -> list[float]:
+    """From when the last one has its first token until the first one ends."""
     begun = await bench.together(worker, [bench.prompt(tokens) for _ in range(batch)], STEPS + 2)
     start, end = max(heard.times[0] for heard in begun), min(heard.times[-1] for heard in begun)
-    gaps = [
-        after - before
-        for heard in begun
-        for before, after in zip(heard.times, heard.times[1:], strict=False)
-        if before >= start and after <= end
-    ]
-    if not gaps:
-        gaps = [after - before for before, after in zip(begun[0].times, begun[0].times[1:], strict=False)]
-    return DecodeStep(batch, tokens + STEPS / 2 + 1, statistics.median(gaps), not fitted)
+    pairs = [pair for heard in begun for pair in zip(heard.times, heard.times[1:], strict=False)]
+    together = [after - before for before, after in pairs if before >= start and after <= end]
+    return together or [after - before for before, after in pairs]
 
 
 async def slowed(bench: Bench, worker: Reached, others: list[Reached], plan: Plan) -> float:
@@ -119,8 +120,8 @@ async def _pace(bench: Bench, worker: Reached, plan: Plan) -> float:
         size = min(128, plan.longest)
         return statistics.median([(await bench.whole(worker, bench.prompt(size))).ttft for _ in range(2 * TURNS)])
     size = min(SHORT, plan.longest)
-    steps = [await _decode(bench, worker, min(BUSY_BATCH, plan.sequences), size) for _ in range(TURNS)]
-    return statistics.median(step.seconds for step in steps)
+    batch = min(BUSY_BATCH, plan.sequences)
+    return statistics.median([gap for _ in range(TURNS) for gap in await _gaps(bench, worker, batch, size)])
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,8 @@ SHORT, MIDDLE, LONG = 24, 96, 256
 """Tokens of the prompts that decode steps go on from: their contexts are these and half an answer more."""
 STEPS = 16
 """Decode steps of a point."""
-TURNS = 3
+TURNS, MORE_TURNS, CHEAP = 3, 5, 256
+"""Turns of a point; prompts of up to `CHEAP` tokens have more of them."""
 
 
 @dataclass(frozen=True, slots=True)
