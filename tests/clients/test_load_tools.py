@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -95,9 +96,9 @@ def test_guidellm(url, model, tmp_path, path):
     )  # fmt: skip
     (found,) = json.loads((tmp_path / "found.json").read_text())["benchmarks"]
     answers = found["requests"]["successful"]
-    assert len(answers) == asked
     assert not found["requests"]["errored"]
     assert not found["requests"]["incomplete"]
+    assert len(answers) == asked
     for each in answers:
         assert each["output_tokens"] == size
         assert each["prompt_tokens"] >= 32
@@ -138,13 +139,20 @@ def samples(folder, task):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def likelihood(model, context, continuation):
-    """Log likelihood of a continuation, and whether it is what greedy decoding gives, by the reference."""
+@functools.cache
+def reference(model):
+    """Its tokenizer and network by transformers."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    return AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+
+def likelihood(model, context, continuation):
+    """Log likelihood of a continuation, and whether it is what greedy decoding gives, by the reference."""
+    import torch
+
+    tokenizer, network = reference(model)
     before, whole = tokenizer.encode(context), tokenizer.encode(context + continuation)
     with torch.no_grad():
         found = torch.log_softmax(network(torch.tensor([whole])).logits[0], -1)
