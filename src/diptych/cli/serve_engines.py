@@ -43,7 +43,7 @@ CONNECTORS = {
 """How a request is driven over each of vLLM's connectors: ours takes tickets as NIXL's does."""
 ENGINES = ("vllm", "sglang")
 BOOTSTRAP_PORT = 8998
-OURS = ("model", "prefill", "decode", "colocated", "residency", "slo", "lease", "short_prompt")
+OURS = ("model", "prefill", "decode", "colocated", "transport", "residency", "slo", "lease", "short_prompt")
 """Flags that say how our own workers are run."""
 
 

@@ -152,7 +152,10 @@ def _worker(engine: Engine, handling: Handling, worker: Worker) -> Iterator[Refu
     kv = worker.precision.kv
     if not kv.is_16bit and kv not in handling.kv:
         known = ", ".join(str(dtype) for dtype in handling.kv)
-        yield Refusal(f"KV {kv}", f"{engine} has no KV cache in {kv}; beside 16 bit it has {known}", "KV fp8")
+        lacks = f"{engine} has no KV cache in {kv}; beside 16 bit it has {known}"
+        if handling is CONVERTING:
+            lacks = f"diptych's connector hands over no KV that is kept in {kv}; beside 16 bit it takes {known}"
+        yield Refusal(f"KV {kv}", lacks, "KV fp8")
     if worker.residency not in handling.tiers:
         able = ", ".join(str(tier) for tier in handling.tiers)
         yield Refusal(
