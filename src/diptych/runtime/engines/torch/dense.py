@@ -7,7 +7,7 @@ CPU that saves gathering all of a sequence's blocks in every layer of every step
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,9 +46,14 @@ class Dense:
 
     def rows(self, steps: Sequence[Step]) -> list[torch.Tensor] | None:
         """(layers, 2, heads, room, dim) of each with all that is before its position; None when there is no room for all."""
-        found = [self._row(step) for step in steps]
-        self._make_room({step.sequence for step in steps})
-        return found if self._bytes <= self._most else None
+        asked = {step.sequence: self._size(step) for step in steps}
+        if sum(asked.values()) > self._most:
+            for sequence in asked:
+                self.drop(sequence)  # it will have grown in its blocks alone
+            return None
+        held = sum(self._kept[sequence].values.nbytes for sequence in asked if sequence in self._kept)
+        self._make_room(asked, self._most - sum(asked.values()) + held)
+        return [self._row(step) for step in steps]
 
     def wrote(self, steps: Sequence[Step]) -> None:
         """Each step's own token has been put in its row."""
@@ -78,8 +83,15 @@ class Dense:
 
     def _room(self, position: int) -> torch.Tensor:
         first = self._layers[0]
-        room = -(-(position + 1) // SLACK) * SLACK
-        return torch.empty((len(self._layers), 2, first.heads, room, first.dim), dtype=self._dtype)
+        return torch.empty((len(self._layers), 2, first.heads, _tokens(position), first.dim), dtype=self._dtype)
+
+    def _size(self, step: Step) -> int:
+        """Bytes of its row after this step."""
+        kept = self._kept.get(step.sequence)
+        if kept is not None and step.position < kept.values.shape[3]:
+            return kept.values.nbytes
+        first = self._layers[0]
+        return len(self._layers) * 2 * first.heads * _tokens(step.position) * first.dim * self._dtype.itemsize
 
     def _read(self, layer: Blocks, row: torch.Tensor, step: Step) -> None:
         count = -(-step.position // layer.size)
@@ -87,9 +99,14 @@ class Dense:
             table = Table.of([step.blocks[:count]], layer.heads, layer.codes.device)
             row[:, :, : step.position] = layer.read(table, self._dtype)[:, 0, :, : step.position]
 
-    def _make_room(self, wanted: set[int]) -> None:
-        """Give up those that were not asked for, the longest silent first; all of them when that is not enough."""
+    def _make_room(self, wanted: Mapping[int, int], most: int) -> None:
+        """Give up those that were not asked for, the longest silent first, until all together hold `most` bytes."""
         for sequence in [each for each in self._kept if each not in wanted]:
-            if self._bytes <= self._most:
+            if self._bytes <= most:
                 return
             self.drop(sequence)
+
+
+def _tokens(position: int) -> int:
+    """Tokens that a row has room for when it is laid out for a token at `position`."""
+    return -(-(position + 1) // SLACK) * SLACK
