@@ -68,7 +68,7 @@ class Edge:
 
     async def _answer(self, request: Request, response: Response) -> None:
         try:
-            request.check_size()
+            request.check_head()
             await self._find(request)(request, response)
         except Refusal as refusal:
             if response.status == 0:

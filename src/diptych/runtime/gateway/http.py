@@ -40,10 +40,12 @@ class Request:
         said = self.headers.get(b"x-request-id", b"")
         return said if _ID.match(said) else None
 
-    def check_size(self) -> None:
-        """Raises Refusal: headers too large, or a body that says it is."""
+    def check_head(self) -> None:
+        """Raises Refusal: headers too large, a body that says it is, or two hosts, of which one judges and another routes."""
         if sum(len(name) + len(value) for name, value in self.raw) > self._limits.header_bytes:
             raise Refusal(431, f"the headers are larger than {self._limits.header_bytes:,} bytes", "headers_too_large")
+        if sum(name == b"host" for name, _ in self.raw) > 1:
+            raise Refusal(400, "a request names one host", "invalid_http")
         said = self.headers.get(b"content-length", b"")
         if said.isdigit() and (len(said) > 18 or int(said) > self._limits.body_bytes):
             raise self._too_large()

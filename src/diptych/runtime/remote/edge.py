@@ -52,7 +52,7 @@ class ForeignEdge:
         request = Request(scope, receive, self._settings.limits)
         response = Response(send, [(b"x-content-type-options", b"nosniff")])
         try:
-            request.check_size()
+            request.check_head()
             await self._found(request)(request, response)
         except Refusal as refusal:
             if response.status == 0:

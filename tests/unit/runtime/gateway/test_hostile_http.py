@@ -194,6 +194,7 @@ def test_a_request_id_is_said_back_and_names_nothing(gateway: Running) -> None:
         (b"GET /ui/data HTTP/1.1\r\nhost: localhost\r\norigin: http://evil.example\r\n" + TOKEN + b"\r\n", 403),
         (b"GET /ui HTTP/1.1\r\nhost: evil.example\r\n\r\n", 403),
         (b"POST /admin/drain?worker=none HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n" + TOKEN + b"\r\n", 404),
+        (b"GET /ui HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\n\r\n", 400),
         (b"NONSENSE\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
         (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
