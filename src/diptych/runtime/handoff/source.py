@@ -93,6 +93,10 @@ class Source:
         """Leading blocks of every layer that the target has already."""
         return self._open[id].held_blocks if id in self._open else 0
 
+    def has_room(self, id: bytes) -> bool:
+        """Whether its target has room for it."""
+        return id in self._open and self._open[id].state not in (State.OPEN, State.OFFERED)
+
     # --- events -----------------------------------------------------------------------------------------------------
 
     def submit(self, parcel: Parcel, now: int) -> list[Deed]:

@@ -87,6 +87,14 @@ class Target:
     def phase(self, id: bytes) -> Phase | None:
         return self._open[id].phase if id in self._open else None
 
+    def is_made(self, id: bytes) -> bool:
+        """Whether its KV exists already, so that it waits for nothing but room here."""
+        return id in self._open and isinstance(self._open[id].call, Offer)
+
+    def unreserved(self) -> list[tuple[bytes, int]]:
+        """Handoffs that have no blocks here yet, by id and epoch."""
+        return [(id, each.epoch) for id, each in self._open.items() if each.phase < Phase.FILLING]
+
     # --- events -----------------------------------------------------------------------------------------------------
 
     def expect(self, id: bytes, epoch: int, peer: str, now: int) -> list[Deed]:

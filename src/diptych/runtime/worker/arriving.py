@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from diptych.boundary import serial
@@ -27,6 +27,7 @@ from diptych.runtime.worker.half import Half, Key
 from diptych.runtime.worker.lingering import Lingering
 from diptych.runtime.worker.owner import Limits, Owner, report
 from diptych.runtime.worker.rewriting import Passage, passage, rewrite
+from diptych.runtime.worker.sharing import Sharing
 from diptych.runtime.worker.stepper import Stepper
 from diptych.serving.batching import Holding
 from diptych.serving.blocks import blocks_for
@@ -58,9 +59,19 @@ class Arriving:
     """The target's side of this worker's handoffs, with what it holds."""
 
     def __init__(
-        self, owner: Owner, stepper: Stepper, peers: Peers, table: WireTable, limits: Limits, lingering: Lingering
+        self,
+        owner: Owner,
+        stepper: Stepper,
+        peers: Peers,
+        table: WireTable,
+        limits: Limits,
+        lingering: Lingering,
+        sharing: Sharing,
     ) -> None:
         self.owner, self.stepper, self.peers, self.table, self.lingering = owner, stepper, peers, table, lingering
+        self.sharing = sharing
+        self.full: Callable[[bytes], None] = lambda id: None
+        sharing.due.append(self._due)
         self.target = Target(limits.wait_ms)
         state = stepper.engine.state
         self._state, self._same = serial.to_msgpack(state), passage(state, state, Side.DECODE)
@@ -105,9 +116,18 @@ class Arriving:
         self._carry(self.target.tick(now))
 
     def serve(self) -> None:
-        """Reserve for those that waited for room, as far as there is some."""
-        while self._rooms and self._make_room(self._rooms[0]):
-            self._rooms.popleft()
+        """Reserve for those that waited for room, in their order, as far as there is some."""
+        waiting, self._rooms = self._rooms, deque()
+        kept, full = [], False
+        for wanted in waiting:
+            if full or not self._may_reserve(wanted):
+                kept.append(wanted)
+            elif not self._make_room(wanted):
+                kept.append(wanted)
+                full = True
+            if (wanted.id, wanted.epoch) not in self._in:
+                self.sharing.keep(wanted.id)
+        self._rooms.extendleft(reversed(kept))
 
     # --- deeds --------------------------------------------------------------------------------------------------------
 
@@ -131,6 +151,14 @@ class Arriving:
                 case deeds.Report():
                     report(self.owner, deed)
 
+    def _may_reserve(self, wanted: deeds.MakeRoom) -> bool:
+        """Whether a reservation leaves room for what others wait for. KV that is made already waits for nothing else."""
+        if self.target.is_made(wanted.id):
+            return True
+        half = self.owner.half((wanted.id, wanted.epoch))
+        longest = 0 if half is None else self.stepper.longest(half)
+        return self.sharing.promise(wanted.id, blocks_for(wanted.tokens + 1, self.stepper.pool.size), longest)
+
     def _make_room(self, wanted: deeds.MakeRoom) -> bool:
         """Reserve blocks for what comes, or say why there never will be any; whether it waits no more."""
         key = (wanted.id, wanted.epoch)
@@ -146,15 +174,29 @@ class Arriving:
             self._carry(self.target.no_room(*key, Reason.TOO_LARGE, 0, f"{half.todo} tokens in this worker's memory"))
             return True
         holding = self.stepper.reserve(half)
-        if holding is None:
-            return False
-        table = self.stepper.hold(peak)
-        if table is None:
-            self.stepper.free(half, holding)
+        table = self.stepper.hold(peak) if holding is not None else None
+        if holding is None or table is None:
+            if holding is not None:
+                self.stepper.free(half, holding)
+            if self.target.is_made(wanted.id) and not self.stepper.computing:
+                self.full(wanted.id)
             return False
         hit("decode.reserve")
         self._expect_blocks(half, holding, found, table)
         return True
+
+    def _due(self, id: bytes) -> int:
+        """Blocks of the largest prompt that is made and waits to arrive, or might be made before `id` is computed here."""
+        size = self.stepper.pool.size
+        return max(
+            (
+                blocks_for(half.todo + 1, size)
+                for other, epoch in self.target.unreserved()
+                if (other < id or self.target.is_made(other)) and (half := self.owner.half((other, epoch))) is not None
+                if half.submit.ownership == "pull"
+            ),
+            default=0,
+        )
 
     def _passage(self, wanted: deeds.MakeRoom, half: Half) -> Passage | str:
         """How what arrives becomes this worker's KV, or why it must not."""
@@ -248,6 +290,7 @@ class Arriving:
         """The KV is this worker's own."""
         incoming = self._in.pop(key)
         half = incoming.half
+        self.sharing.keep(key[0])
         with self.peers.turn:
             free = self.table.end(*key)
         assert free is True, f"{key} is written after it was complete"
@@ -280,5 +323,6 @@ class Arriving:
 
     def _release(self, incoming: Incoming) -> None:
         hit("decode.release")
+        self.sharing.keep(incoming.half.key[0])
         self.stepper.let_go(incoming.peak)
         self.stepper.free(incoming.half, incoming.holding)

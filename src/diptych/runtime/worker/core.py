@@ -60,7 +60,8 @@ class Core:
         table = WireTable()
         self.peers = Peers(_hello(engine, setup), table, self._inbox.put, tls, arena)
         self.stepper = Stepper(engine, setup.rules, prefixes=setup.prefixes, tiers=tiers)
-        self.handoffs = Handoffs(self, self.stepper, self.peers, table, setup.limits)
+        both = setup.role == "colocated"
+        self.handoffs = Handoffs(self, self.stepper, self.peers, table, setup.limits, both)
         self._halves: dict[bytes, Half] = {}
         self._seen = Seen()
         self._numbers = 0

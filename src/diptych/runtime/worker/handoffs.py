@@ -13,17 +13,29 @@ from diptych.runtime.worker.arriving import Arriving
 from diptych.runtime.worker.leaving import Leaving
 from diptych.runtime.worker.lingering import Lingering
 from diptych.runtime.worker.owner import Limits, Owner
+from diptych.runtime.worker.sharing import Sharing
 from diptych.runtime.worker.stepper import Stepper
 
 
 class Handoffs:
     """Both sides of this worker's handoffs, with what they hold."""
 
-    def __init__(self, owner: Owner, stepper: Stepper, peers: Peers, table: WireTable, limits: Limits) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        stepper: Stepper,
+        peers: Peers,
+        table: WireTable,
+        limits: Limits,
+        gives_and_takes: bool = True,
+    ) -> None:
         self.owner = owner
         self.lingering = Lingering(peers, limits.stall_ms)
-        self.leaving = Leaving(owner, stepper, peers, limits, self.lingering)
-        self.arriving = Arriving(owner, stepper, peers, table, limits, self.lingering)
+        sharing = Sharing(stepper.pool.capacity if gives_and_takes else 0)
+        sharing.due.append(lambda id: stepper.due())
+        self.leaving = Leaving(owner, stepper, peers, limits, self.lingering, sharing)
+        self.arriving = Arriving(owner, stepper, peers, table, limits, self.lingering, sharing)
+        self.arriving.full = self.leaving.yield_to
 
     # --- what is held -----------------------------------------------------------------------------------------------
 

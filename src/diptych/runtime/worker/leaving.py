@@ -25,6 +25,7 @@ from diptych.runtime.worker.lingering import Lingering
 from diptych.runtime.worker.owner import Limits, Owner, report
 from diptych.runtime.worker.rewriting import crossing
 from diptych.runtime.worker.sending import Outgoing
+from diptych.runtime.worker.sharing import Sharing
 from diptych.runtime.worker.stepper import Stepper
 from diptych.serving.blocks import blocks_for
 
@@ -32,8 +33,12 @@ from diptych.serving.blocks import blocks_for
 class Leaving:
     """The source's side of this worker's handoffs, with what it holds."""
 
-    def __init__(self, owner: Owner, stepper: Stepper, peers: Peers, limits: Limits, lingering: Lingering) -> None:
+    def __init__(
+        self, owner: Owner, stepper: Stepper, peers: Peers, limits: Limits, lingering: Lingering, sharing: Sharing
+    ) -> None:
         self.owner, self.stepper, self.peers, self.limits, self.lingering = owner, stepper, peers, limits, lingering
+        self.sharing = sharing
+        sharing.due.append(self._due)
         self.source = Source()
         self._state = serial.to_msgpack(stepper.engine.state)
         self._layers = len(stepper.engine.memory.layers)
@@ -120,9 +125,19 @@ class Leaving:
         self._carry(self.source.tick(now))
 
     def serve(self) -> None:
-        """Start prompts that waited because too many were pinned."""
-        while self._prefills and self._begin_prefill(self._prefills[0]):
-            self._prefills.popleft()
+        """Start prompts that waited because too many were pinned, or for what is to arrive here first."""
+        waiting, self._prefills = self._prefills, deque()
+        self._prefills.extendleft(reversed([key for key in waiting if not self._begin_prefill(key)]))
+
+    def yield_to(self, id: bytes) -> None:
+        """What arrives waits for memory: large prompts in it that wait for their targets, and come after it, are given up."""
+        for key, out in list(self._out.items()):
+            waits = out.half.submit.ownership == "pull" and out.holding is not None and not self.source.has_room(key[0])
+            if waits and key[0] > id and self.sharing.is_large(self._need(out.half)):
+                self.cancel(*key)
+                self.owner.failed(
+                    out.half, str(Reason.NO_ROOM), "it waited for a worker that waited for this one's memory"
+                )
 
     # --- deeds --------------------------------------------------------------------------------------------------------
 
@@ -155,12 +170,27 @@ class Leaving:
         if out is None:
             return True
         begun = sum(each.begun and each.half.submit.ownership != "push" for each in self._out.values())
-        if out.half.submit.ownership == "pull" and begun >= self.limits.pinned:
+        pulled = out.half.submit.ownership == "pull"
+        if pulled and (begun >= self.limits.pinned or not self.sharing.promise(key[0], self._need(out.half))):
             return False
         out.begun = True
         hit("prefill.queue")
         self.stepper.add(out.half)
         return True
+
+    def _need(self, half: Half) -> int:
+        return blocks_for(half.todo + 1, self.stepper.pool.size)
+
+    def _due(self, id: bytes) -> int:
+        """Blocks of the largest prompt to be computed here for a target that has room, or might have before `id` is served."""
+        pushed = [
+            out.half
+            for (other, _), out in self._out.items()
+            if out.holding is None
+            and out.half.submit.ownership == "push"
+            and (other < id or self.source.has_room(other))
+        ]
+        return max(map(self._need, pushed), default=0)
 
     def _ready_blocks(self, half: Half, tokens: int) -> int:
         """Blocks that nobody writes any more once `tokens` more are computed."""
@@ -188,6 +218,7 @@ class Leaving:
             return
         hit("prefill.release")
         half = out.half
+        self.sharing.keep(key[0])
         holding = self.stepper.withdraw(half) if out.holding is None else out.holding
         if out.flow.stop():
             self.stepper.free(half, holding)

@@ -16,7 +16,7 @@ from diptych.runtime.sampling import Sampled
 from diptych.runtime.worker.blocks import Blocks, LowerTiers, Table
 from diptych.runtime.worker.half import Half
 from diptych.serving.batching import Batch, BatchRules, Holding
-from diptych.serving.blocks import BlockPool
+from diptych.serving.blocks import BlockPool, blocks_for
 from diptych.serving.request import Stage
 
 log = logging.getLogger(__name__)
@@ -125,9 +125,28 @@ class Stepper:
         return bool(batch.batch or batch.waiting or batch.ready or batch.partial)
 
     @property
+    def computing(self) -> bool:
+        """Whether anybody is here who has begun, and so gives memory back by itself."""
+        batch = self.batch
+        return bool(batch.batch or batch.ready or batch.partial)
+
+    @property
     def spare(self) -> int:
         """Blocks that nobody needs now; cached ones are among them."""
         return self.pool.capacity - self.pool.held - self.batch.growing()
+
+    def longest(self, half: Half) -> int:
+        """Blocks of a prompt and the longest answer to it."""
+        return min(
+            blocks_for(len(half.submit.prompt) + half.submit.params.max_tokens, self.pool.size), self.pool.capacity
+        )
+
+    def due(self) -> int:
+        """Blocks of the largest answer that is being computed here, or waits to be."""
+        batch = self.batch
+        here = [half for _, _, half in batch.running]
+        own = [half for half in (*here, *batch.waiting, *batch.ready, *batch.partial) if not half.hands_off]
+        return max(map(self.longest, own), default=0)
 
     # --- one step ---------------------------------------------------------------------------------------------------
 
