@@ -77,11 +77,11 @@ async def command(*words: str, patience: float = PATIENCE):
                 found.code = await process.wait()
 
 
-async def look(verb: str, serving: Command) -> tuple[int, str]:
+async def look(verb: str, serving: Command, *more: str) -> tuple[int, str]:
     """`diptych top` or `diptych status` at what serves."""
-    more = ("--once",) if verb == "top" else ()
+    once = ("--once",) if verb == "top" else ()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "diptych", verb, "--url", serving.url, "--token-file", serving.token_file, *more,
+        sys.executable, "-m", "diptych", verb, "--url", serving.url, "--token-file", serving.token_file, *once, *more,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env={"COLUMNS": "200", "PATH": "/usr/bin"},
     )  # fmt: skip
     async with asyncio.timeout(PATIENCE):

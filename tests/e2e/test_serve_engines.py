@@ -150,6 +150,31 @@ def test_live_servers_that_ask_for_a_key_are_checked_over_tls(tmp_path):
     asyncio.run(go())
 
 
+def test_a_gateway_with_tls_is_looked_at_by_who_signed_its_certificate(tmp_path):
+    ours = trustme.CA()
+    ours.cert_pem.write_to_path(tmp_path / "ca.pem")
+    issued = ours.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+
+    async def go():
+        more = "--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem")
+        async with (
+            running(Worker("prefill"), Worker("decode")) as (first, second),
+            command(*urls(first, second), *more) as serving,
+        ):
+            assert await serving.wait(), serving.text
+            assert serving.url.startswith("https://")
+            for verb in ("status", "top"):
+                assert (await look(verb, serving, "--tls-ca", str(tmp_path / "ca.pem")))[0] == 0
+            code, text = await look("status", serving)
+            assert (code, "certificate" in text) == (1, True), text
+            code, text = await look("status", serving, "--tls-ca", str(tmp_path / "key.pem"))
+            assert (code, "--tls-ca" in text) == (2, True), text
+
+    asyncio.run(go())
+
+
 def plain(first: str, second: str) -> tuple[str, ...]:
     return urls(first, second)
 

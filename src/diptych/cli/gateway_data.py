@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -26,6 +27,23 @@ TokenFile = Annotated[
 ]
 
 
+TlsCa = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", help="Who signed the gateway's certificate, PEM; else whom this machine believes.",
+                 show_default=False),
+]  # fmt: skip
+
+
+def trust(file: Path | None) -> ssl.SSLContext | None:
+    """Whom to believe; None for whom this machine believes. Raises InvalidInput."""
+    if file is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(file))
+    except (ssl.SSLError, OSError) as error:
+        raise InvalidInput(Finding("--tls-ca", f"{file} cannot be used: {error}"[:200], "a PEM file")) from None
+
+
 def token_of(file: Path | None) -> str:
     """The admin token. Raises InvalidInput: none is said, or the file cannot be read."""
     if file is None:
@@ -41,7 +59,7 @@ def token_of(file: Path | None) -> str:
     return said
 
 
-def fetch(url: str, token: str) -> dict[str, Any]:
+def fetch(url: str, token: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
     """The gateway's snapshot. Raises InvalidInput for an address or a token that is wrong, Unsupported when nobody answers."""
     if not url.startswith(("http://", "https://")):
         raise InvalidInput(Finding("--url", f"is {url!r}", "http://HOST:PORT or https://HOST:PORT"))
@@ -49,7 +67,7 @@ def fetch(url: str, token: str) -> dict[str, Any]:
         f"{url.rstrip('/')}/ui/data", headers={"authorization": f"Bearer {token}"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 - as above
+        with urllib.request.urlopen(request, timeout=5, context=tls) as answer:  # noqa: S310 - as above
             found = json.loads(answer.read(MAX_ANSWER))
     except urllib.error.HTTPError as error:
         raise InvalidInput(

@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from diptych.cli.gateway_data import DEFAULT_URL, TokenFile, Url, fetch, headline, latencies, token_of, workers
+from diptych.cli.gateway_data import (
+    DEFAULT_URL,
+    TlsCa,
+    TokenFile,
+    Url,
+    fetch,
+    headline,
+    latencies,
+    token_of,
+    trust,
+    workers,
+)
 from diptych.cli.output import out, print_json
 
 SHOWN = ("at", "model", "status", "uptime", "requests", "workers", "latency", "fallbacks", "refusals", "cost")
@@ -15,13 +26,14 @@ SHOWN = ("at", "model", "status", "uptime", "requests", "workers", "latency", "f
 def status(
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """State, workers and latencies of a running gateway; exit code 1 unless it is ready.
 
     Example: diptych status --token-file run/admin-token
     """
-    data = fetch(url, token_of(token_file))
+    data = fetch(url, token_of(token_file), trust(tls_ca))
     if as_json:
         print_json({name: data[name] for name in SHOWN})
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +20,7 @@ import typer
 from rich.table import Table
 
 from diptych.catalog.catalog import Catalog
+from diptych.cli.gateway_data import TlsCa, trust
 from diptych.cli.output import err, out, print_json, progress
 from diptych.errors import Finding, InvalidInput, NoFeasibleDesign, Unsupported
 from diptych.planner.pins import Pins
@@ -73,6 +75,7 @@ def watch(
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="The key, where metrics need one.", show_default=False)
     ] = None,
+    tls_ca: TlsCa = None,
     prices: Annotated[
         str | None, typer.Option("--prices", help="Another price book than the plan's.", show_default=False)
     ] = None,
@@ -87,11 +90,12 @@ def watch(
     """
     plan, found = Plan.load(run), _inputs(run)
     seconds = _seconds(window)
-    first = counts_of(fetch(metrics, token_file))
+    tls = trust(tls_ca)
+    first = counts_of(fetch(metrics, token_file, tls))
     err.print(f"measuring for {window}", markup=False)
     began = time.monotonic()
     time.sleep(seconds)
-    seen = measured(first, counts_of(fetch(metrics, token_file)), time.monotonic() - began)
+    seen = measured(first, counts_of(fetch(metrics, token_file, tls)), time.monotonic() - began)
     workload, notes = workload_of(plan, found, seen)
     with progress("planning", as_json):
         verdict = judge(plan, workload, seen, prices or found.get("prices"))
@@ -103,7 +107,7 @@ def watch(
 # --- measuring ------------------------------------------------------------------------------------------------------------
 
 
-def fetch(url: str, token_file: Path | None) -> str:
+def fetch(url: str, token_file: Path | None, tls: ssl.SSLContext | None = None) -> str:
     """The exposition at a URL. Raises InvalidInput for an address that is none, Unsupported where nobody answers."""
     if not url.startswith(("http://", "https://")):
         raise InvalidInput(Finding("--metrics", f"is {url[:120]!r}", "http://HOST:PORT/metrics"))
@@ -114,7 +118,7 @@ def fetch(url: str, token_file: Path | None) -> str:
         except (OSError, UnicodeDecodeError, ValueError) as error:
             raise InvalidInput(Finding("--token-file", f"cannot be used: {type(error).__name__}")) from None
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - as above
+        with urllib.request.urlopen(request, timeout=10, context=tls) as answer:  # noqa: S310 - as above
             return str(answer.read(MAX_ANSWER).decode("utf-8", "replace"))
     except urllib.error.HTTPError as error:
         raise InvalidInput(
