@@ -37,12 +37,18 @@ class Channel(Protocol):
 class PlainChannel:
     """A Unix socket or TCP: `recvmsg_into` and `sendmsg`."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, sends: bool = False) -> None:
+        """`sends`: more is sent on it than received. Its reader polls, as a reader that blocks wakes at all that is sent."""
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         self._sock = sock
+        self._poll = select.poll() if sends else None
+        if self._poll is not None:
+            self._poll.register(sock.fileno(), select.POLLIN)
 
     def receive(self, buffers: Buffers) -> int:
+        if self._poll is not None:
+            self._poll.poll()
         return self._sock.recvmsg_into(buffers)[0]
 
     def send(self, pieces: Buffers) -> int:

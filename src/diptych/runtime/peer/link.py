@@ -50,7 +50,7 @@ class Link:
     def __init__(self, shared: Shared, peer: str, dialed: bool, reach: Borrowed | None = None) -> None:
         """`reach`: memory that the peer has lent, for KV whose places it says."""
         self.shared, self.peer, self.dialed = shared, peer, dialed
-        self.number = next(_numbers)
+        self.number, self._point = next(_numbers), f"{shared.hello.speaker}.frame"
         self.ended, self.told = threading.Event(), threading.Event()
         self.life = 0
         self._items: SimpleQueue[Said | Run | None] = SimpleQueue()
@@ -163,14 +163,14 @@ class Link:
 
     def _tell(self, event: wire.Event) -> None:
         match event:
+            case wire.Arrived():
+                hit(self._point)
             case wire.Heard():
                 self.shared.tell(Heard(self.peer, self.dialed, event.reservation, event.epoch, event.message))
             case wire.Freed():
                 self.shared.tell(Freed(event.reservation.id, event.reservation.epoch))
             case wire.Refused() if event.refusal.scope is Scope.HANDOFF and event.header is not None:
                 self.shared.tell(Spoiled(event.header.reservation, event.header.epoch, str(event.refusal)))
-            case wire.Arrived():
-                hit(f"{self.shared.hello.speaker}.frame")
 
     def _write(self) -> None:
         assert self._channel is not None
@@ -189,7 +189,7 @@ class Link:
             _send_all(channel, [self._sender.message(item.message, item.id, item.epoch)])
             return
         for frame in item.frames(self._sender):
-            hit(f"{self.shared.hello.speaker}.frame")
+            hit(self._point)
             _send_all(channel, frame)
 
 

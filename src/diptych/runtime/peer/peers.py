@@ -168,7 +168,7 @@ class Peers:
             sock.settimeout(HANDSHAKE_S)
             reach = borrow(sock) if borrows else None
             link = Link(self._shared, "", dialed=False, reach=reach)
-            refused = link.open(self._channel(sock, self._server))
+            refused = link.open(self._channel(sock, self._server, sends=False))
         except OSError as error:
             refused = str(error)
         finally:
@@ -204,7 +204,8 @@ class Peers:
             sock = address.connect(CONNECT_S)
             if address.lends:
                 self._lend(sock, link)
-            refused = link.open(self._channel(sock, None if address.is_local and address.path else self._client))
+            context = None if address.path else self._client
+            refused = link.open(self._channel(sock, context, sends=True))
         except OSError as error:
             refused = str(error)
         if refused:
@@ -227,8 +228,8 @@ class Peers:
             if self._links.get((link.peer, link.dialed)) is link:
                 del self._links[link.peer, link.dialed]
 
-    def _channel(self, sock: socket.socket, context: ssl.SSLContext | None) -> Channel:
+    def _channel(self, sock: socket.socket, context: ssl.SSLContext | None, sends: bool) -> Channel:
         if context is None or sock.family == socket.AF_UNIX:
-            return PlainChannel(sock)
+            return PlainChannel(sock, sends)
         sock.settimeout(HANDSHAKE_S)
         return TlsChannel(context.wrap_socket(sock, server_side=context is self._server))

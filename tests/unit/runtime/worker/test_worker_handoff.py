@@ -12,6 +12,7 @@ from diptych.runtime.engine import EngineFault
 from diptych.runtime.engines.toy import UNIT_INT8, ToyEngine, ToyModel
 from diptych.runtime.messages import Handed
 from diptych.runtime.worker.owner import Limits
+from diptych.serving.batching import BatchRules
 
 OWNERSHIPS = ("push", "pull")
 
@@ -329,3 +330,44 @@ def test_the_engines_fault_of_a_prompt_is_told_to_both(tmp_path):
     for each in (source, target):
         each.at_rest()
         each.stop()
+
+
+@pytest.mark.parametrize("chunk", [64, 16, 7])
+def test_layers_leave_while_later_ones_are_computed(tmp_path, chunk):
+    """Push: at every layer of every chunk, the engine waits until the layers before it are at the target."""
+    source = Worker(tmp_path, "p", "prefill", rules=BatchRules(budget=chunk, sequences=4))
+    target = Worker(tmp_path, "d", "decode")
+    engine, seen = source.core.engine, []
+    computed, size = engine.prefill, engine.memory.block_tokens
+
+    def prefill(chunks, on_layer):
+        done = chunks[0].start + len(chunks[0].tokens)
+        before, full = chunks[0].start // size, -(-done // size) if chunks[0].sampling else done // size
+
+        def at(layer):
+            blocks = (MODEL.layers - layer) * before + layer * full
+            seen.append(_arrived(target, blocks * engine.memory.layers[0].block_bytes))
+            on_layer(layer)
+
+        return computed(chunks, at)
+
+    engine.prefill = prefill
+    request = both(source, target, prompt(45), 5)
+    assert target.end_of(request).reason == "length"
+    assert target.tokens_of(request) == MODEL.expected(prompt(45), 5)
+    assert len(seen) == MODEL.layers * -(-45 // chunk)
+    assert all(seen)
+    for each in (source, target):
+        each.at_rest()
+        each.stop()
+
+
+def _arrived(target, size):
+    """Whether so many bytes are at the target within a while."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        with target.core.peers.turn:
+            if any(each.arrived_bytes >= size for each in target.core.handoffs.arriving.table.reservations.values()):
+                return True
+        time.sleep(0.001)
+    return False

@@ -22,14 +22,20 @@ def prompts():
     return [tuple((7 + 31 * seed + 13 * place) % VOCABULARY for place in range(9 + 11 * seed)) for seed in range(5)]
 
 
-@pytest.mark.parametrize("ownership", ["whole", "push", "pull"])
-def test_greedy_answers_are_those_of_transformers(tmp_path, place_and_model, ownership):
+@pytest.mark.parametrize(
+    ("ownership", "transport"),
+    [("whole", "unix"), ("push", "unix"), ("pull", "unix"), ("push", "shm"), ("pull", "shm")],
+)
+def test_greedy_answers_are_those_of_transformers(tmp_path, monkeypatch, place_and_model, ownership, transport):
+    monkeypatch.setattr(Worker, "transport", transport)
     place, model = place_and_model
     rules = BatchRules(budget=24, sequences=8)
-    pair = [
-        Worker(tmp_path, name, role, rules=rules, engine=TorchEngine.load(place, Setup(blocks=blocks, block_tokens=8)))
-        for name, role, blocks in (("p", "prefill", 40), ("d", "decode", 26))
-    ]
+
+    def made(name, role, blocks):
+        setup = Setup(blocks=blocks, block_tokens=8)
+        return Worker(tmp_path, name, role, rules=rules, make=lambda room: TorchEngine.load(place, setup, room))
+
+    pair = [made("p", "prefill", 40), made("d", "decode", 26)]
     asked = {}
     for tokens in (*prompts(), prompts()[2]):
         if ownership == "whole":

@@ -35,6 +35,7 @@ class Worker(Ear):
         rules=RULES,
         limits=LIMITS,
         engine=None,
+        make=None,
         tiers=None,
         prefixes=True,
         tls=None,
@@ -43,7 +44,7 @@ class Worker(Ear):
     ):
         self.arena = arena = Arena() if self.transport == "shm" else None
         made = {"model": MODEL, "blocks": 64, "block_tokens": 4, "room": arena and arena.room}
-        engine = engine or ToyEngine(**made | toy)
+        engine = make(made["room"]) if make else engine or ToyEngine(**made | toy)
         self.name, self.said, self.heard = name, [], threading.Condition()
         setup = Setup(name, role, 1, rules, limits, prefixes)
         self.core = Core(engine, setup, self._emit, tls=tls, arena=arena, tiers=tiers)
