@@ -42,6 +42,7 @@ def toy_fleet(
     environment=None,
     pools=None,
     limits=None,
+    transport="unix",
     **more,
 ):
     """Fast leases; few blocks, so that tiers are used; a pace at which a fault finds something under way."""
@@ -51,7 +52,7 @@ def toy_fleet(
     tiers = (TierConfig("dram", 64 << 10),) if store else ()
     pools = pools or (Pool("prefill", prefill, engine), Pool("decode", decode, engine))
     return Fleet(pools, settings, tiers, store, limits=LimitsConfig(wait_ms=3000, stall_ms=300), drain=5.0,
-                 environment=environment or {})  # fmt: skip
+                 environment=environment or {}, transport=transport)  # fmt: skip
 
 
 PATIENT = Patience(start=60, drain=6, pause=0.02, longest_pause=0.05, crashes=10_000)
@@ -113,9 +114,18 @@ class Living:
         files = sorted(path.name for path in self.folder.iterdir())
         return {"children": children, "files": files, "shm": shared_memory()}
 
+    def mapped(self):
+        """Lent memory that each worker has mapped: its own layers, and what others have lent it."""
+        return {each.name: _mapped(self.pid(each.name)) for each in self.supervisor.programs if each.turn is Turn.WORKER}
+
     def open_files(self):
         """Descriptors of each process."""
         return {name: psutil.Process(self.pid(name)).num_fds() for name in self.supervisor.running}
+
+
+def _mapped(pid):
+    with open(f"/proc/{pid}/maps") as file:
+        return sum("memfd:diptych" in line for line in file)
 
 
 def shared_memory():

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from fleets import LEASE, Load, running, toy_fleet
 
 ROLES = ("gateway", "prefill", "decode", "kvstore")
@@ -23,6 +24,7 @@ OWN = {
 }
 HOSTS = {"decode": {"admit", "commit", "first_token", "mid_decode", "reserve"}}
 PAUSE = LEASE + 1.0
+LAYERS = 2
 STREAMS = 32
 SERVED = 0.995
 RECOVERY = 3.0
@@ -132,10 +134,11 @@ async def strike(living, points, cell, number):
     return wrong, load.recoveries(struck.fault), under_way
 
 
-async def group(ownership, cells, points, said):
+async def group(ownership, cells, points, said, transport="unix"):
     """Cells on one fleet, which is what it was before when they are done."""
     wrong, recoveries = [], []
-    fleet = toy_fleet(ownership, environment={"DIPTYCH_FAILPOINTS": str(points)}, heartbeat_seconds=0.5)
+    fleet = toy_fleet(ownership, environment={"DIPTYCH_FAILPOINTS": str(points)}, heartbeat_seconds=0.5,
+                      transport=transport)  # fmt: skip
     async with running(fleet, Path("/tmp")) as living:
         warm = Load(living, STREAMS)
         await asyncio.sleep(1.0)
@@ -157,15 +160,18 @@ async def group(ownership, cells, points, said):
         assert living.belongings() == before
         after = living.open_files()
         assert all(after[name] <= files[name] + 2 for name in files), (files, after)
+        mapped = living.mapped()
+        most = LAYERS + fleet.pools[0].count if transport == "shm" else 0
+        assert all(count <= most for count in mapped.values()), mapped
         if wrong:
             said(living.logs())
     return wrong, sorted(recoveries)
 
 
-def run(ownership, cells, tmp_path, record):
+def run(ownership, cells, tmp_path, record, transport="unix"):
     points = tmp_path / "points"
     points.mkdir()
-    wrong, recoveries = asyncio.run(group(ownership, cells, points, record))
+    wrong, recoveries = asyncio.run(group(ownership, cells, points, record, transport))
     assert not wrong, "\n".join(wrong)
     p99 = recoveries[min(len(recoveries) - 1, int(0.99 * len(recoveries)))]
     half = recoveries[len(recoveries) // 2]
@@ -205,10 +211,24 @@ def test_nothing_is_lost_doubled_or_wrong_whoever_is_struck(ownership, how, cell
     run(ownership, cells, tmp_path, record)
 
 
+LENT = [
+    Cell(role, stage, ownership, how)
+    for ownership, how in (("push", "kill"), ("pull", "stop"))
+    for role, stage in (("prefill", "frame"), ("decode", "frame"), ("prefill", "commit"), ("decode", "release"))
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ownership", ["push", "pull"])
+def test_nothing_is_lost_or_left_where_kv_is_read_out_of_lent_memory(ownership, tmp_path, record):
+    run(ownership, [cell for cell in LENT if cell.ownership == ownership], tmp_path, record, "shm")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("transport", ["unix", "shm"])
 @pytest.mark.parametrize("ownership", ["push", "pull"])
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_the_whole_matrix_and_how_long_streams_stand_still(ownership, how, tmp_path, record):
+def test_the_whole_matrix_and_how_long_streams_stand_still(ownership, how, transport, tmp_path, record):
     cells = [cell for cell in ALL if (cell.ownership, cell.how) == (ownership, how)]
-    assert run(ownership, cells, tmp_path, record) <= RECOVERY
+    assert run(ownership, cells, tmp_path, record, transport) <= RECOVERY
