@@ -116,7 +116,9 @@ class Living:
 
     def mapped(self):
         """Lent memory that each worker has mapped: its own layers, and what others have lent it."""
-        return {each.name: _mapped(self.pid(each.name)) for each in self.supervisor.programs if each.turn is Turn.WORKER}
+        return {
+            each.name: _mapped(self.pid(each.name)) for each in self.supervisor.programs if each.turn is Turn.WORKER
+        }
 
     def open_files(self):
         """Descriptors of each process."""

@@ -45,7 +45,7 @@ def test_a_fleet_by_default_and_one_that_is_spelled_out():
     full = setup(
         prefill="2 x cpu, kv=bf16, threads=2, blocks=99, usd=0.5", decode="3×cpu, kv=int8-token", ownership="pull",
         residency="dram:2MiB, nvme:/var/kv:20GiB, kvstore:1GiB", policy="prefill=other, decode=recompute",
-        slo="ttft_p90<2s, ttft_p50<1s, tpot_p90<50ms", lease="5s", short_prompt=64,
+        slo="ttft_p90<2s, ttft_p50<1s, tpot_p90<50ms", lease="5s", short_prompt=64, transport="shm",
     ).fleet  # fmt: skip
     prefill, decode = full.pools
     assert (prefill.count, prefill.engine, prefill.threads, prefill.usd) == (2, Toy(blocks=99, kv="bf16"), 2, 0.5)
@@ -59,6 +59,7 @@ def test_a_fleet_by_default_and_one_that_is_spelled_out():
         ("nvme", 20 << 30, "/var/kv"),
     ]
     assert full.store == 1 << 30
+    assert (plain.transport, full.transport) == ("unix", "shm")
 
 
 def test_colocated_workers_alone():
@@ -113,10 +114,10 @@ def test_policies_that_are_none(text):
 
 def test_everything_wrong_is_told_at_once():
     told = findings(prefill="1 x tpu", decode="2 x cpu:int8", ownership="steal", residency="tape:1", policy="x", slo="y",
-                    lease="1ms", token_file="/nowhere", tls_cert="/nowhere", port=70000, host="0.0.0.0",
+                    transport="rdma", lease="1ms", token_file="/nowhere", tls_cert="/nowhere", port=70000, host="0.0.0.0",
                     short_prompt=-1)  # fmt: skip
     for flag in ("--prefill", "--decode", "--ownership", "--residency", "--policy", "--slo", "--lease", "--token-file",
-                 "--tls-cert", "--port", "--short-prompt"):  # fmt: skip
+                 "--transport", "--tls-cert", "--port", "--short-prompt"):  # fmt: skip
         assert any(line.startswith(flag) for line in told), (flag, told)
 
 
