@@ -2,9 +2,10 @@
 
 python benchmarks/connector.py FOLDER [--python .venv-vllm/bin/python] [--turn COMMAND] [--write]
 
-Two pairs, one after the other, since NIXL's progress thread spins: one model, dtype and block size, which both connectors serve.
-The same prompts go through each: to decode alone (colocated), and through prefill and decode. `--turn` names a command that waits
-until nobody else uses the machine and then runs what follows it; only the asking goes through it, not the starting.
+Two pairs of one model, dtype and block size, which both connectors serve. The same prompts go through each: to decode alone
+(colocated), and through prefill and decode. While one pair is asked the other one's processes are stopped: NIXL's progress thread
+spins. `--turn` names a command that waits until nobody else uses the machine and then runs what follows it; only the asking goes
+through it, not the starting.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from diptych.runtime.model_files import demo_model
 
 TEXT = "the keeper of every lighthouse wrote in careful books about ships and storms and oil that was burned"
 WORDS = TEXT.split()
+KINDS = ("nixl", "diptych")
 LENGTHS = (240, 480, 720)
 """Words of a prompt, about a token each."""
 NIXL = ("vllm:nixl_bytes_transferred_sum", "vllm:nixl_xfer_time_seconds_sum")
@@ -56,7 +58,7 @@ def start(python: str, kind: str, role: str, dtype: str, block: int, folder: Pat
     port, meeting = free_port(), free_port()
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(demo_model()), "--served-model-name", "m",
                "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype, "--block-size", str(block), "--max-model-len",
-               "2048", "--enforce-eager", "--no-enable-prefix-caching", "--kv-transfer-config",
+               "2048", "--num-gpu-blocks-override", "32", "--enforce-eager", "--no-enable-prefix-caching", "--kv-transfer-config",
                json.dumps(connector(kind, role, meeting))]  # fmt: skip
     own = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
            "VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
@@ -75,10 +77,10 @@ def ready(server: dict[str, object], seconds: float = 600) -> None:
     raise SystemExit(f"{server['kind']} {server['role']} is not ready")
 
 
-def end(servers: list[dict[str, object]]) -> None:
+def tell(servers: list[dict[str, object]], what: signal.Signals) -> None:
     for server in servers:
         with suppress(ProcessLookupError):
-            os.killpg(int(str(server["pid"])), signal.SIGKILL)
+            os.killpg(int(str(server["pid"])), what)
 
 
 class Pair:
@@ -167,22 +169,39 @@ def measure(servers: list[dict[str, object]], count: int) -> list[dict[str, obje
     return rows
 
 
-def run(given: argparse.Namespace, kind: str) -> list[dict[str, object]]:
-    """Start a pair, measure it when it is its turn, and end it."""
+def run(given: argparse.Namespace) -> list[dict[str, object]]:
+    """Start both pairs, ask them when it is their turn, and end them."""
     given.folder.mkdir(parents=True, exist_ok=True)
-    servers = [
-        start(given.python, kind, role, given.dtype, given.block, given.folder) for role in ("prefill", "decode")
-    ]
+    pairs: list[list[dict[str, object]]] = []
     try:
-        for server in servers:
-            ready(server)
-        state, found = given.folder / "servers.json", given.folder / f"{kind}.json"
-        state.write_text(json.dumps(servers))
+        for kind in KINDS:
+            pair = [
+                start(given.python, kind, role, given.dtype, given.block, given.folder)
+                for role in ("prefill", "decode")
+            ]
+            pairs.append(pair)
+            for server in pair:
+                ready(server)
+            tell(pair, signal.SIGSTOP)
+        state = given.folder / "servers.json"
+        state.write_text(json.dumps(pairs))
         own = [sys.executable, __file__, str(given.folder), "--measure", str(state), "--prompts", str(given.prompts)]
-        found.write_bytes(subprocess.run([*shlex.split(given.turn), *own], stdout=subprocess.PIPE, check=True).stdout)
-        return list(json.loads(found.read_text()))
+        return list(
+            json.loads(subprocess.run([*shlex.split(given.turn), *own], stdout=subprocess.PIPE, check=True).stdout)
+        )
     finally:
-        end(servers)
+        for pair in pairs:
+            tell(pair, signal.SIGKILL)
+
+
+def measured(state: Path, count: int) -> list[dict[str, object]]:
+    """Both pairs, one after the other."""
+    rows = []
+    for pair in json.loads(state.read_text()):
+        tell(pair, signal.SIGCONT)
+        rows += measure(pair, count)
+        tell(pair, signal.SIGSTOP)
+    return rows
 
 
 def page(rows: list[dict[str, object]], given: argparse.Namespace) -> str:
@@ -192,7 +211,7 @@ def page(rows: list[dict[str, object]], given: argparse.Namespace) -> str:
         "",
         f"Two processes of vllm-cpu 0.32.0 on one host ({os.cpu_count()} cores, one thread each), SmolLM2-135M in {given.dtype},",
         f"blocks of {given.block} tokens on both sides, prefix caching off; {given.prompts} prompts a row, medians, in ms.",
-        "Both pairs in one run, one after the other. Written by `benchmarks/connector.py --write`.",
+        "Both pairs in one run, the other one stopped. Written by `benchmarks/connector.py --write`.",
         "",
         "*alone*: TTFT of the decode worker that computes the prompt itself. *through*: from asking prefill to decode's first",
         "token. *added*: the median of their differences. *at decode*: of *through*, from asking decode. *pushed*: both asked at",
@@ -218,16 +237,14 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--block", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=5)
-    parser.add_argument("--only", choices=("nixl", "diptych"))
     parser.add_argument("--turn", default="")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure:
-        print(json.dumps(measure(json.loads(given.measure.read_text()), given.prompts)))
+        print(json.dumps(measured(given.measure, given.prompts)))
         return
-    rows = [row for kind in ("nixl", "diptych") if given.only in (None, kind) for row in run(given, kind)]
-    text = page(rows, given)
+    text = page(run(given), given)
     if given.write:
         Path(__file__).with_suffix(".md").write_text(text)
     print(text)

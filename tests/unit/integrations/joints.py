@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from diptych.boundary.element import Element
+from diptych.boundary.messages import Speaker
 from diptych.integrations.vllm.cache import TorchBlocks
 from diptych.integrations.vllm.facts import Facts
 from diptych.integrations.vllm.host import Rank
@@ -47,6 +48,7 @@ class Worker:
         heads: int = HEADS,
         total: int = HEADS,
         rank: Rank | None = None,
+        speaker: Speaker = Speaker.PREFILL,
         **settings,
     ) -> None:
         self.tokens, self.heads = tokens, heads
@@ -55,7 +57,7 @@ class Worker:
         self.tensors = [torch.zeros(BLOCKS, heads, tokens, 2 * DIM, dtype=self.dtype) for _ in range(LAYERS)]
         self.said: list[str] = []
         self.blocks = TorchBlocks.of(self.tensors, packed_places(tokens, heads), state, total)
-        self.joint = Joint(rank or Rank(f"w{id(self)}"), self.blocks, Settings.of(settings), self.said.append)
+        self.joint = Joint(rank or Rank(f"w{id(self)}"), self.blocks, Settings.of(settings), self.said.append, speaker)
         self.done = Finished()
 
     def put(self, values: np.ndarray, blocks: list[int]) -> None:
