@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from worker_parts import MODEL, TRANSPORTS, Pace, Tokens, Worker, both, cancel, prompt, submit
 
+from diptych.boundary.descriptor import Layout, Shard
 from diptych.boundary.element import Element, ScaleGranularity, ScaleSource, Scaling
 from diptych.boundary.format import Format
 from diptych.runtime.engine import EngineFault
@@ -232,10 +233,40 @@ def test_scales_that_stay_where_they_were_computed_are_refused(tmp_path, ownersh
 
 
 def _scaled(granularity):
+    return _stating(
+        lambda state: replace(state, format=Format(Element.INT8, Scaling(ScaleSource.DYNAMIC, granularity)))
+    )
+
+
+def _stating(change):
+    """An engine that says something else of how it stores its KV."""
     engine = ToyEngine(MODEL, blocks=64, block_tokens=4)
-    scaling = Scaling(ScaleSource.DYNAMIC, granularity)
-    engine.state = replace(engine.state, format=Format(Element.INT8, scaling))
+    engine.state = change(engine.state)
     return engine
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda state: replace(state, shard=Shard(tp=2, tp_rank=0)), "cannot reshard heads and layers"),
+        (lambda state: replace(state, shard=Shard(tp=4)), "cannot reshard heads and layers"),
+        (lambda state: replace(state, shard=Shard(pp=3, stage_layers=(1, 1, 1))), "cannot reshard heads and layers"),
+        (lambda state: replace(state, shard=Shard(cp=2)), "no step deals tokens anew"),
+        (lambda state: replace(state, storage=replace(state.storage, layout=Layout.LBNHC)), "cannot permute layout"),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_kv_that_is_dealt_or_laid_out_otherwise_is_refused(tmp_path, change, why, turned):
+    """Workers here have whole heads and layers; a peer that spreads them over ranks is told so, whoever of both it is."""
+    engines = [_stating(change), None][:: -1 if turned else 1]
+    pair = [Worker(tmp_path, name, engine=engine) for name, engine in zip("pd", engines, strict=True)]
+    request = both(*pair, prompt(37), 9)
+    for each in pair:
+        end = each.end_of(request)
+        assert (end.reason, end.retry) == ("incompatible", False)
+        assert why in end.detail
+        each.at_rest()
+        each.stop()
 
 
 def test_a_wire_that_nobody_can_write_is_refused(pair):
