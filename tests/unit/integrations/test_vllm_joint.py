@@ -109,6 +109,16 @@ def test_blocks_that_are_given_up_are_told_only_when_nothing_writes_into_them(ma
     assert decode.wait(received="d").failed == {"d"}
 
 
+def test_an_idle_step_waits_for_what_is_open_and_is_woken_by_it(made) -> None:
+    prefill, decode = pair(made, Worker(32, "torch.float32"), Worker(32, "torch.float32"))
+    assert decode.joint.take(patience=3600.0).received == set()  # nothing is open
+    prefill.joint.keep(Keep(KEY, "p", (1,), 20))
+    decode.fetch(prefill, 20, [4])
+    while not decode.joint.arriving.open:
+        time.sleep(0.001)
+    assert decode.joint.take(patience=3600.0).received == {"d"}
+
+
 def test_only_what_is_missing_travels_and_what_is_here_is_left_alone(made) -> None:
     prefill, decode = pair(made, Worker(32, "torch.float32"), Worker(64, "torch.float32"))
     told = values(150)

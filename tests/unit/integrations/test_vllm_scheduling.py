@@ -239,6 +239,11 @@ def test_a_meeting_elsewhere_is_refused(at) -> None:
     assert step(decode).fetch[0].refused
 
 
+def test_a_step_without_tokens_is_known() -> None:
+    assert step(side()).is_idle
+    assert not step(side(), {"other": 1}).is_idle
+
+
 def test_a_worker_that_pulls_keeps_nothing_that_was_to_be_pushed() -> None:
     prefill, request = side(), Request(kv_transfer_params=dict(PUSHED))
     assert prefill.matched(request, 0) == (0, False)

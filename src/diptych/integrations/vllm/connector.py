@@ -37,6 +37,8 @@ ABSTRACT = {
     "wait_for_layer_load",
     "wait_for_save",
 }
+PATIENCE_S = 0.002
+"""How long a step without tokens may wait for a handoff: as long as a request that has just come then waits."""
 log = init_logger(f"vllm.{__name__}")
 
 
@@ -216,7 +218,7 @@ class DiptychConnector(base.KVConnectorBase_V1):  # type: ignore[misc, unused-ig
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         if self._joint is None:
             return base.KVConnectorTransferResults()
-        found = self._joint.take()
+        found = self._joint.take(PATIENCE_S if self._get_connector_metadata().step.is_idle else 0.0)
         roomy = dict.fromkeys(found.roomy, 1)
         self._rooms = DiptychRooms(roomy, found.forsaken) if roomy or found.forsaken else None
         return base.KVConnectorTransferResults(found.sent, found.received, found.failed)

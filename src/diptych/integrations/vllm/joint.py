@@ -58,6 +58,7 @@ class Joint:
         hello = Hello(speaker, rank.name, life, OLDEST_VERSION, VERSION, digest, MAX_PAYLOAD, rank.number, rank.ranks)
         self.peers = Peers(hello, self.table, self.events.put, settings.tls)
         self._finished, self._counts, self._gate = Finished(), nothing(), threading.Lock()
+        self._news = threading.Event()
         self._began = time.monotonic_ns()
         self.leaving, self.arriving = Leaving(self), Arriving(self)
         near = "/tmp" if len(tempfile.gettempdir()) > SHORT else None  # noqa: S108 (a directory of its own in it)
@@ -117,10 +118,17 @@ class Joint:
         """Nobody waits for this request any more."""
         self.events.put(partial(self.arriving.cancel, request))
 
-    def take(self) -> Finished:
-        """What has finished since this was last called."""
+    def take(self, patience: float = 0.0) -> Finished:
+        """What has finished since this was last called. With nothing finished and something open, wait so long for it.
+
+        vLLM's thread asks while it has nothing to compute, and spins for its next step; a spinning thread that gives the
+        interpreter away and takes it back at once keeps this joint's threads from it while it spins. A wait lets them work.
+        """
+        if patience and (self.leases or self.arriving.open):
+            self._news.wait(patience)
         with self._gate:
             found, self._finished = self._finished, Finished()
+            self._news.clear()
         return found
 
     def counted(self) -> Counts:
@@ -169,6 +177,7 @@ class Joint:
             ):
                 if request:
                     getattr(self._finished, name).add(request)
+                    self._news.set()
 
     def _ask(self, question: Callable[[], bool]) -> bool:
         """Have something looked at on the joint's thread; True once that has ended."""

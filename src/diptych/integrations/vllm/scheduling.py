@@ -22,7 +22,10 @@ BlocksOf = Callable[[str], Sequence[Sequence[int]] | None]
 
 @dataclass
 class Step:
-    """What the workers are told with one step. `halt`: requests that are given up, and whether vLLM waits for their blocks."""
+    """What the workers are told with one step. `halt`: requests that are given up, and whether vLLM waits for their blocks.
+
+    `is_idle`: no token is computed.
+    """
 
     make: list[Make] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
@@ -31,6 +34,7 @@ class Step:
     fetch: list[Fetch] = field(default_factory=list)
     tell: list[Tell] = field(default_factory=list)
     cancel: list[str] = field(default_factory=list)
+    is_idle: bool = False
 
 
 @dataclass
@@ -142,6 +146,7 @@ class SchedulerSide:
             elif name in scheduled and not making.is_forsaken:
                 self._makes(name, making, scheduled[name], blocks_of)
         found, self._next = self._next, Step()
+        found.is_idle = not scheduled
         return found
 
     def _makes(self, name: str, making: _Making, count: int, blocks_of: BlocksOf) -> None:
