@@ -13,9 +13,10 @@ from diptych.runtime.worker.config import Toy
 from fleets import Load, Stream, running, stream, toy_fleet
 
 MIB = 1 << 20
-WARM, HELD = 60, 180
+WARM, HELD = 120, 120
+"""Seconds of load: until what is kept for a while is full (KV blocks, two minutes of latencies), then while memory is watched."""
 REMEMBERED = 300
-"""Bytes in which a process remembers a request for a while: its name and epoch at a worker, its latencies at the gateway."""
+"""Bytes in which a worker remembers that it has had a request, so that what is said late is not done: 65,536 of them."""
 LEFT = 0.5
 """MiB a minute that a process may grow beside: the allocator's."""
 
@@ -33,9 +34,9 @@ def slope(points):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_256_streams_of_20_tokens_a_second_for_three_minutes_without_an_error_and_memory_is_flat():
+def test_256_streams_of_20_tokens_a_second_for_minutes_without_an_error_and_memory_is_flat():
     async def go():
-        fleet = toy_fleet(step=0.005, blocks=4096, store=0)
+        fleet = toy_fleet(step=0.005, blocks=2048, store=0)
         async with running(fleet, Path("/tmp")) as living:
             load = Load(living, count=256, wanted=100)
             await asyncio.sleep(WARM)
