@@ -39,7 +39,7 @@ def serve(
     colocated: Annotated[Words, _option(MODEL, "Workers that do both.", "POOL")] = None,
     ownership: Annotated[Words, _option(FLEET, "Who moves KV: push (default) or pull.", "WHO")] = None,
     transport: Annotated[
-        Words, _option(FLEET, "How KV goes: unix (default), tcp, or shm (memory that prefill lends).", "KIND")
+        Words, _option(FLEET, "How KV goes: unix (default), tcp, shm (memory that prefill lends) or nixl.", "KIND")
     ] = None,
     residency: Annotated[
         Words, _option(FLEET, '"dram:2GiB, nvme:/var/kv:20GiB, remote:unix:/run/kv.sock" or kvstore:1GiB.', "TIERS")

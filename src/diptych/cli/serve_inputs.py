@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ def read_setup(
             reader.findings.append(Finding(f"--{role}", "is given beside --engine diptych", "workers that run already"))
     ownership = reader.value("ownership", _one_of("push", "pull")) or "push"
     transport = reader.value("transport", _one_of(*TRANSPORTS)) or TRANSPORTS[0]
+    if transport == "nixl" and find_spec("nixl") is None:
+        reader.findings.append(Finding("--transport", "nixl is not installed", "the package nixl, or unix, tcp, shm"))
     tiers, store = reader.value("residency", parse_residency) or ((), 0)
     settings = _settings(reader, subject, ownership)
     logs = Path(given["logs"]).expanduser().absolute() if given.get("logs") else None

@@ -15,8 +15,8 @@ from diptych.runtime.launch.run_dir import write_secretly
 from diptych.runtime.worker.config import BatchConfig, Config, LimitsConfig, TierConfig, Torch, Toy
 
 STORE = "kvstore"
-TRANSPORTS = ("unix", "tcp", "shm")
-"""How KV goes between workers of this machine: a socket file, loopback, or memory that the source lends beside a socket file."""
+TRANSPORTS = ("unix", "tcp", "shm", "nixl")
+"""How KV goes between workers of this machine: a socket file, loopback, or memory that the source lends, as it is or by NIXL."""
 CPU_BUDGET = 512
 """Prompt tokens of a step on a CPU, which computes as many a second as it ever will from about 256 on: in a longer step prompts
 only wait for each other."""

@@ -14,12 +14,12 @@ LONGEST_PATH = 100
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`unix:/run/x.sock`, `shm:/run/x.sock` (a socket file over which memory is lent) or `tcp:HOST:PORT`."""
+    """`unix:/run/x.sock` or `tcp:HOST:PORT`; `shm:/run/x.sock`, `nixl:/run/x.sock` and `nixl:HOST:PORT` where memory is lent."""
 
     path: str = ""
     host: str = ""
     port: int = 0
-    lends: bool = False
+    lends: str = ""
 
     @classmethod
     def of(cls, text: str) -> Address:
@@ -32,18 +32,21 @@ class Address:
             InvalidInput: none of these forms.
         """
         kind, _, rest = text.partition(":")
-        if kind in ("unix", "shm") and rest.startswith("/") and len(rest.encode()) <= LONGEST_PATH:
-            return cls(path=rest, lends=kind == "shm")
+        lends = kind if kind in ("shm", "nixl") else ""
+        if kind in ("unix", "shm", "nixl") and rest.startswith("/") and len(rest.encode()) <= LONGEST_PATH:
+            return cls(path=rest, lends=lends)
         host, _, port = rest.rpartition(":")
-        if kind == "tcp" and host and port.isdecimal() and int(port) < 65536:
-            return cls(host=host.strip("[]"), port=int(port))
-        expected = f"unix:/PATH or shm:/PATH of at most {LONGEST_PATH} bytes, or tcp:HOST:PORT"
+        if kind in ("tcp", "nixl") and host and port.isdecimal() and int(port) < 65536:
+            return cls(host=host.strip("[]"), port=int(port), lends=lends)
+        expected = (
+            f"unix:/PATH, shm:/PATH or nixl:/PATH of at most {LONGEST_PATH} bytes, tcp:HOST:PORT or nixl:HOST:PORT"
+        )
         raise InvalidInput(Finding("address", f"{text[:120]!r}", expected))
 
     def __str__(self) -> str:
         if self.path:
-            return f"{'shm' if self.lends else 'unix'}:{self.path}"
-        return f"tcp:{self.host}:{self.port}"
+            return f"{self.lends or 'unix'}:{self.path}"
+        return f"{self.lends or 'tcp'}:{self.host}:{self.port}"
 
     @property
     def is_local(self) -> bool:

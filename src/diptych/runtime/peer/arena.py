@@ -17,6 +17,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -34,8 +35,39 @@ _CONTROL = 1024
 """Bytes for what comes beside the word: one open file, and room to see that there were more."""
 
 
+class Lender(Protocol):
+    """Memory of this worker that its peers read, and how it reads theirs."""
+
+    kind: str
+
+    @property
+    def size(self) -> int: ...
+
+    def room(self, size: int) -> memoryview: ...
+
+    def place(self, memory: memoryview) -> int | None: ...
+
+    def lend(self, sock: socket.socket) -> None: ...
+
+    def borrow(self, sock: socket.socket) -> Lent | None: ...
+
+    def close(self) -> None: ...
+
+
+class Lent(Protocol):
+    """Another worker's memory, until `close`: what `Reach` of the boundary is."""
+
+    size: int
+
+    def read(self, places: Sequence[int], size: int, into: Sequence[memoryview]) -> Iterator[memoryview]: ...
+
+    def close(self) -> None: ...
+
+
 class Arena:
     """This worker's own. `room` gives out its memory until it is lent for the first time."""
+
+    kind = "shm"
 
     def __init__(self) -> None:
         """Raises InvalidInput where the system has no sealed memory."""
@@ -54,14 +86,14 @@ class Arena:
         self.size = place + max(size, 1)
         made = memoryview(mmap.mmap(self._file, max(size, 1), offset=place))[:size]
         if size:
-            self._rooms.append((_address(made), size, place))
+            self._rooms.append((address_of(made), size, place))
         return made
 
     def place(self, memory: memoryview) -> int | None:
         """Where in the arena this memory begins; None where it lies elsewhere."""
         if not len(memory):
             return None
-        at = _address(memory)
+        at = address_of(memory)
         for address, size, place in self._rooms:
             if address <= at and at + len(memory) <= address + size:
                 return place + at - address
@@ -80,9 +112,13 @@ class Arena:
             self._sealed = True
         readable = os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _send(sock, _WORD.pack(_MAGIC, _VERSION, _FILE, self.size), [readable])
+            send_word(sock, _FILE, self.size, [readable])
         finally:
             os.close(readable)
+
+    def borrow(self, sock: socket.socket) -> Borrowed | None:
+        """What the one who dialed lends. Raises OSError."""
+        return borrow(sock)
 
     def close(self) -> None:
         """Lend it to nobody any more. What was given out stays until nobody has it."""
@@ -92,7 +128,7 @@ class Arena:
 
 def lend_nothing(sock: socket.socket) -> None:
     """Say that KV will come within frames. Raises OSError."""
-    _send(sock, _WORD.pack(_MAGIC, _VERSION, _NOTHING, 0), [])
+    send_word(sock, _NOTHING, 0)
 
 
 def borrow(sock: socket.socket) -> Borrowed | None:
@@ -101,10 +137,9 @@ def borrow(sock: socket.socket) -> Borrowed | None:
     Raises:
         OSError: it says no word of ours, or lends what must not be mapped.
     """
-    word, files = _receive(sock)
+    what, size, files = receive_word(sock)
     try:
-        magic, version, what, size = _WORD.unpack(word)
-        if (magic, version) != (_MAGIC, _VERSION) or what not in (_NOTHING, _FILE) or len(files) != what:
+        if what not in (_NOTHING, _FILE) or len(files) != what:
             raise ConnectionError("it does not say what memory it lends")
         return Borrowed(files[0], size) if what else None
     finally:
@@ -127,7 +162,7 @@ class Borrowed:
 
     def read(self, places: Sequence[int], size: int, into: Sequence[memoryview]) -> Iterator[memoryview]:
         """Copy blocks into memory, a slice at a time; the slice that was copied last is still in the cache."""
-        sources = deque(_joined(places, size))
+        sources = deque(joined(places, size))
         for piece in into:
             there, done = np.frombuffer(piece, np.uint8), 0
             while done < len(piece):
@@ -146,7 +181,7 @@ class Borrowed:
             self._map.close()
 
 
-def _joined(places: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
+def joined(places: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
     """Runs of blocks that follow one another: (place, bytes)."""
     begin, end = places[0], places[0] + size
     for place in places[1:]:
@@ -157,18 +192,21 @@ def _joined(places: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
     yield begin, end - begin
 
 
-def _address(memory: memoryview) -> int:
+def address_of(memory: memoryview) -> int:
+    """Where memory that may be written lies in this process."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
-def _send(sock: socket.socket, word: bytes, files: list[int]) -> None:
-    sent = socket.send_fds(sock, [word], files) if files else sock.send(word)
+def send_word(sock: socket.socket, what: int, size: int, files: Sequence[int] = ()) -> None:
+    """The first word of who dials: what is lent, and how much. Raises OSError."""
+    word = _WORD.pack(_MAGIC, _VERSION, what, size)
+    sent = socket.send_fds(sock, [word], list(files)) if files else sock.send(word)
     if sent != len(word):
         raise ConnectionError("the first word could not be sent whole")
 
 
-def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """The word, and the open files that came with it."""
+def receive_word(sock: socket.socket) -> tuple[int, int, list[int]]:
+    """What is lent, how much, and the open files that came with the word, which are the caller's to close. Raises OSError."""
     files: list[int] = []
     word, beside, flags, _ = sock.recvmsg(_WORD.size, _CONTROL, socket.MSG_CMSG_CLOEXEC)
     for level, kind, data in beside:
@@ -180,8 +218,11 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
             word += more
         if len(word) < _WORD.size or flags & socket.MSG_CTRUNC:
             raise ConnectionError("it ended before it said what memory it lends")
+        magic, version, what, size = _WORD.unpack(word)
+        if (magic, version) != (_MAGIC, _VERSION):
+            raise ConnectionError("it does not say what memory it lends")
     except OSError:
         for file in files:
             os.close(file)
         raise
-    return word, files
+    return what, size, files

@@ -16,7 +16,7 @@ from diptych.boundary.receiver import Receiver
 from diptych.boundary.sender import Pieces, Sender
 from diptych.boundary.wire_table import WireTable
 from diptych.runtime.failpoints import hit
-from diptych.runtime.peer.arena import Arena, Borrowed
+from diptych.runtime.peer.arena import Lender, Lent
 from diptych.runtime.peer.channel import Channel
 from diptych.runtime.peer.events import Event, Freed, Heard, Lost, Spoiled
 from diptych.runtime.peer.outflow import Run
@@ -47,7 +47,7 @@ class Shared:
 class Link:
     """A connection, from the first word to say until it has ended. It never comes back; another one takes its place."""
 
-    def __init__(self, shared: Shared, peer: str, dialed: bool, reach: Borrowed | None = None) -> None:
+    def __init__(self, shared: Shared, peer: str, dialed: bool, reach: Lent | None = None) -> None:
         """`reach`: memory that the peer has lent, for KV whose places it says."""
         self.shared, self.peer, self.dialed = shared, peer, dialed
         self.number, self._point = next(_numbers), f"{shared.hello.speaker}.frame"
@@ -83,7 +83,7 @@ class Link:
 
     # --- its own threads ----------------------------------------------------------------------------------------------
 
-    def lend(self, arena: Arena) -> None:
+    def lend(self, arena: Lender) -> None:
         """KV that lies in this arena is not sent: frames say where it lies."""
         self._sender.lent = arena.place
 

@@ -10,13 +10,13 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diptych.boundary.messages import Hello, Message
 from diptych.boundary.wire_table import WireTable
 from diptych.errors import Finding, InvalidInput
 from diptych.runtime.peer.address import Address
-from diptych.runtime.peer.arena import Arena, borrow, lend_nothing
+from diptych.runtime.peer.arena import Lender, lend_nothing
 from diptych.runtime.peer.channel import Channel, PlainChannel, TlsChannel
 from diptych.runtime.peer.events import Event
 from diptych.runtime.peer.link import HANDSHAKE_S, Link, Said, Shared
@@ -57,7 +57,7 @@ class Peers:
         table: WireTable,
         tell: Callable[[Event], None],
         tls: Tls | None = None,
-        arena: Arena | None = None,
+        arena: Lender | None = None,
     ) -> None:
         """`arena`: this worker's KV memory, lent to targets that are reached at an address of that kind."""
         self.turn, self.tell, self._arena = threading.Lock(), tell, arena
@@ -144,14 +144,18 @@ class Peers:
         """
         if not address.is_local and self._tls is None:
             raise InvalidInput(Finding("peer.address", f"{address} leaves this host", "TLS with both certificates"))
+        if address.lends and (self._arena is None or self._arena.kind != address.lends):
+            raise InvalidInput(
+                Finding("peer.address", f"{address} needs memory of that kind", "an engine whose KV lies in it")
+            )
         self._listener = address.listen()
         if not address.path:
-            address = Address(host=address.host, port=self._listener.getsockname()[1])
-        accept = (self._listener, address.lends)
+            address = replace(address, port=self._listener.getsockname()[1])
+        accept = (self._listener, self._arena if address.lends else None)
         threading.Thread(target=self._accept, args=accept, name="peers", daemon=True).start()
         return address
 
-    def _accept(self, listener: socket.socket, borrows: bool) -> None:
+    def _accept(self, listener: socket.socket, borrows: Lender | None) -> None:
         while True:
             try:
                 sock, _ = listener.accept()
@@ -162,11 +166,11 @@ class Peers:
             else:
                 sock.close()
 
-    def _accepted(self, sock: socket.socket, borrows: bool) -> None:
+    def _accepted(self, sock: socket.socket, borrows: Lender | None) -> None:
         reach = None
         try:
             sock.settimeout(HANDSHAKE_S)
-            reach = borrow(sock) if borrows else None
+            reach = borrows.borrow(sock) if borrows is not None else None
             link = Link(self._shared, "", dialed=False, reach=reach)
             refused = link.open(self._channel(sock, self._server, sends=False))
         except OSError as error:
@@ -203,7 +207,7 @@ class Peers:
         try:
             sock = address.connect(CONNECT_S)
             if address.lends:
-                self._lend(sock, link)
+                self._lend(sock, link, address.lends)
             context = None if address.path else self._client
             refused = link.open(self._channel(sock, context, sends=True))
         except OSError as error:
@@ -216,8 +220,8 @@ class Peers:
             link.run()
         self._forget(link)
 
-    def _lend(self, sock: socket.socket, link: Link) -> None:
-        if self._arena is None:
+    def _lend(self, sock: socket.socket, link: Link, kind: str) -> None:
+        if self._arena is None or self._arena.kind != kind:
             lend_nothing(sock)
         else:
             self._arena.lend(sock)

@@ -117,7 +117,8 @@ class Config(_Strict, frozen=True):
     """One worker.
 
     `control` and `peer` are addresses ('unix:/PATH' or 'tcp:HOST:PORT'), by default files in `run_dir`, which is made
-    for its owner alone. A `peer` of 'shm:/PATH' takes KV out of memory that sources on this host lend, and lends its own.
+    for its owner alone. A `peer` of 'shm:/PATH', or 'nixl:/PATH' through NIXL, takes KV out of memory that sources
+    on this host lend, and lends its own.
     `token_file` holds what a gateway must say. `parent`: the pid whose end ends this worker, 0 for none.
     """
 
@@ -187,6 +188,10 @@ def _unsafe(config: Config) -> list[Finding]:
             findings.append(Finding(where, f"{address} leaves this host", "`tls`, or a loopback address"))
         if where == "control" and not address.is_local and not config.token_file:
             findings.append(Finding(where, f"{address} leaves this host", "`token_file`, or a loopback address"))
+        if address.lends == "nixl" and not address.is_local:
+            findings.append(
+                Finding(where, f"{address} leaves this host, and NIXL does not encrypt", "tcp: under `tls`")
+            )
         if where == "control" and address.lends:
             findings.append(Finding(where, f"{address} lends memory, which only peers do", "unix:/PATH"))
     return [*findings, *_unplaced(config)]

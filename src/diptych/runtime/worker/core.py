@@ -20,7 +20,7 @@ from diptych.runtime.engine import Engine
 from diptych.runtime.failpoints import hit
 from diptych.runtime.messages import Cancel, Drain, Ended, Failed, Load, Message, Submit, Tokens
 from diptych.runtime.peer import events
-from diptych.runtime.peer.arena import Arena
+from diptych.runtime.peer.arena import Lender
 from diptych.runtime.peer.peers import Peers, Tls
 from diptych.runtime.sampling import Sampled
 from diptych.runtime.worker.admission import objection
@@ -50,7 +50,7 @@ class Core:
         emit: Callable[[Out], None],
         *,
         tls: Tls | None = None,
-        arena: Arena | None = None,
+        arena: Lender | None = None,
         tiers: LowerTiers | None = None,
     ) -> None:
         self.engine, self.setup, self._emit, self._tiers = engine, setup, emit, tiers

@@ -19,7 +19,8 @@ from diptych.errors import DiptychError, Finding, InvalidInput
 from diptych.runtime.engine import Engine
 from diptych.runtime.messages import Drain, Drained, Hello, Ready
 from diptych.runtime.peer.address import Address
-from diptych.runtime.peer.arena import Arena
+from diptych.runtime.peer.arena import Arena, Lender
+from diptych.runtime.peer.nixl import Registered
 from diptych.runtime.worker.below import below
 from diptych.runtime.worker.commands import EVERYBODY, Command, Out, Setup, Stop
 from diptych.runtime.worker.config import Config, Torch, read
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
         config = read(Path(argv[1]))
         _follow_parent(config.parent)
         make_run_dir(Path(config.run_dir))
-        arena = Arena() if config.peer_address.lends else None
+        arena = _lender(config.peer_address.lends)
         engine = config.engine.make(arena.room if arena is not None else None)
         return asyncio.run(serve(config, engine, arena))
     except InvalidInput as error:
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
         return 1
 
 
-async def serve(config: Config, engine: Engine, arena: Arena | None = None) -> int:
+async def serve(config: Config, engine: Engine, arena: Lender | None = None) -> int:
     """Run a worker until it has drained after SIGTERM, or its engine's thread has died. `arena`: where the engine's KV lies."""
     token, tls = _token(config), _tls(config)
     ended = asyncio.Event()
@@ -123,6 +124,11 @@ def make_run_dir(path: Path) -> None:
     found = path.stat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise InvalidInput(Finding("run_dir", f"{path} is open to others", "a directory of mode 0700 of this user"))
+
+
+def _lender(kind: str) -> Lender | None:
+    """Memory of the kind that peers read. Raises InvalidInput where there is no such."""
+    return Registered() if kind == "nixl" else Arena() if kind == "shm" else None
 
 
 def _fresh(address: Address) -> Address:

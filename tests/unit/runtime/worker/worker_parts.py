@@ -1,14 +1,18 @@
 """Cores in this process, a gateway's ear, and what every stream must be."""
 
+import importlib.util
 import os
 import random
 import threading
 import time
 
+import pytest
+
 from diptych.runtime.engines.toy import Pace, ToyEngine, ToyModel
 from diptych.runtime.messages import Cancel, Ended, Failed, Load, Params, Submit, Tokens
 from diptych.runtime.peer.address import Address
 from diptych.runtime.peer.arena import Arena
+from diptych.runtime.peer.nixl import Registered
 from diptych.runtime.worker.commands import Command, Setup, Stop
 from diptych.runtime.worker.core import Core
 from diptych.runtime.worker.owner import Limits
@@ -18,7 +22,9 @@ from worker_ear import Ear
 MODEL = ToyModel(layers=3)
 RULES, LIMITS = BatchRules(budget=64, sequences=64), Limits()
 ROUTE = 1
-TRANSPORTS = ("unix", "tcp", "shm")
+without_nixl = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="the package nixl is not installed")
+TRANSPORTS = ("unix", "tcp", "shm", pytest.param("nixl", marks=without_nixl))
+LENDERS = {"shm": Arena, "nixl": Registered}
 
 
 class Worker(Ear):
@@ -42,7 +48,8 @@ class Worker(Ear):
         listen="",
         **toy,
     ):
-        self.arena = arena = Arena() if self.transport == "shm" else None
+        lender = LENDERS.get(self.transport)
+        self.arena = arena = lender and lender()
         made = {"model": MODEL, "blocks": 64, "block_tokens": 4, "room": arena and arena.room}
         engine = make(made["room"]) if make else engine or ToyEngine(**made | toy)
         self.name, self.said, self.heard = name, [], threading.Condition()
