@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from diptych.boundary import serial
 from diptych.boundary.messages import Commit, Reason
 from diptych.boundary.wire_table import Reservation, WireTable
-from diptych.design.boundary import Side
-from diptych.errors import InvalidInput
 from diptych.runtime import messages
 from diptych.runtime.failpoints import hit
 from diptych.runtime.handoff import deeds
@@ -25,17 +22,15 @@ from diptych.runtime.peer.peers import Peers
 from diptych.runtime.worker.blocks import Table
 from diptych.runtime.worker.half import Half, Key
 from diptych.runtime.worker.lingering import Lingering
+from diptych.runtime.worker.looks import Looks
 from diptych.runtime.worker.owner import Limits, Owner, report
-from diptych.runtime.worker.rewriting import Passage, passage, rewrite
+from diptych.runtime.worker.rewriting import Passage, rewrite
 from diptych.runtime.worker.sharing import Sharing
 from diptych.runtime.worker.stepper import Stepper
 from diptych.serving.batching import Holding
 from diptych.serving.blocks import blocks_for
 
 log = logging.getLogger(__name__)
-
-STAGED_AT_MOST = 16
-"""What arrives to be rewritten is at most so many times as large as what becomes of it: fp32 beside int4 with scales is 7."""
 
 
 @dataclass(slots=True)
@@ -70,11 +65,10 @@ class Arriving:
     ) -> None:
         self.owner, self.stepper, self.peers, self.table, self.lingering = owner, stepper, peers, table, lingering
         self.sharing = sharing
-        self.full: Callable[[bytes], None] = lambda id: None
+        self.starved: set[bytes] = set()
         sharing.due.append(self._due)
         self.target = Target(limits.wait_ms)
-        state = stepper.engine.state
-        self._state, self._same = serial.to_msgpack(state), passage(state, state, Side.DECODE)
+        self._looks = Looks(stepper.engine)
         self._in: dict[Key, Incoming] = {}
         self._rooms: deque[deeds.MakeRoom] = deque()
 
@@ -165,11 +159,15 @@ class Arriving:
         half = self.owner.half(key)
         if half is None or self.target.phase(wanted.id) is not Phase.WAITING:
             return True
-        found = self._passage(wanted, half)
+        found = (
+            self._looks.passage(wanted.state, wanted.tokens)
+            if wanted.tokens == half.todo
+            else f"{wanted.tokens} tokens are offered of a prompt of {half.todo}"
+        )
         if isinstance(found, str):
             self._carry(self.target.no_room(*key, Reason.INCOMPATIBLE, 0, found))
             return True
-        peak = self._peak(found, wanted.tokens)
+        peak = self._looks.peak(found, wanted.tokens)
         if blocks_for(half.todo + 1, self.stepper.pool.size) + peak > self.stepper.pool.capacity:
             self._carry(self.target.no_room(*key, Reason.TOO_LARGE, 0, f"{half.todo} tokens in this worker's memory"))
             return True
@@ -178,8 +176,8 @@ class Arriving:
         if holding is None or table is None:
             if holding is not None:
                 self.stepper.free(half, holding)
-            if self.target.is_made(wanted.id) and not self.stepper.computing:
-                self.full(wanted.id)
+            if self.target.is_made(wanted.id):
+                self.starved.add(wanted.id)
             return False
         hit("decode.reserve")
         self._expect_blocks(half, holding, found, table)
@@ -197,34 +195,6 @@ class Arriving:
             ),
             default=0,
         )
-
-    def _passage(self, wanted: deeds.MakeRoom, half: Half) -> Passage | str:
-        """How what arrives becomes this worker's KV, or why it must not."""
-        if wanted.tokens != half.todo:
-            return f"{wanted.tokens} tokens are offered of a prompt of {half.todo}"
-        if wanted.state == self._state:
-            return self._same
-        try:
-            arriving = serial.from_msgpack(wanted.state).state
-            found = passage(arriving, self.stepper.engine.state, Side.DECODE)
-            if isinstance(found, Passage) and not found.is_copy:
-                here = self.stepper.engine.memory.bytes_per_block / self.stepper.pool.size
-                there = allocate(arriving, 0)
-                if there.bytes_per_block * blocks_for(wanted.tokens, there.block_tokens) > (
-                    STAGED_AT_MOST * here * max(wanted.tokens, self.stepper.pool.size)
-                ):
-                    return "its blocks are out of all proportion"
-        except InvalidInput as error:
-            return f"its KV state cannot be read: {error}"[:480]
-        return found
-
-    def _peak(self, found: Passage, tokens: int) -> int:
-        """Blocks of this worker that weigh as much as what must lie beside them until it is rewritten."""
-        if found.is_copy:
-            return 0
-        there = allocate(found.arriving, 0)
-        size = there.bytes_per_block * blocks_for(tokens, there.block_tokens)
-        return -(-size // self.stepper.engine.memory.bytes_per_block)
 
     def _expect_blocks(self, half: Half, holding: Holding, found: Passage, peak: Table) -> None:
         """Room is there: say so, and take what comes into the blocks themselves, or beside them to be rewritten."""

@@ -29,13 +29,12 @@ class Handoffs:
         limits: Limits,
         gives_and_takes: bool = True,
     ) -> None:
-        self.owner = owner
+        self.owner, self.stepper = owner, stepper
         self.lingering = Lingering(peers, limits.stall_ms)
         sharing = Sharing(stepper.pool.capacity if gives_and_takes else 0)
         sharing.due.append(lambda id: stepper.due())
         self.leaving = Leaving(owner, stepper, peers, limits, self.lingering, sharing)
         self.arriving = Arriving(owner, stepper, peers, table, limits, self.lingering, sharing)
-        self.arriving.full = self.leaving.yield_to
 
     # --- what is held -----------------------------------------------------------------------------------------------
 
@@ -93,6 +92,10 @@ class Handoffs:
         self.leaving.tick(now)
         self.arriving.tick(now)
         self.lingering.tick(now)
+        starved, self.arriving.starved = self.arriving.starved, set()
+        if not self.stepper.computing:  # else memory comes back by itself
+            for id in starved:
+                self.leaving.yield_to(id)
 
     def serve(self) -> None:
         """Start what waited for room, as far as there is some: targets' reservations, and prompts to be pulled."""

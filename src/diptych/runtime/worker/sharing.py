@@ -24,7 +24,7 @@ class Sharing:
 
     def is_large(self, blocks: int) -> bool:
         """Whether a prompt of so many blocks must go alone."""
-        return blocks > self.capacity // 2
+        return 0 < self.capacity < 2 * blocks
 
     def promise(self, id: bytes, blocks: int, longest: int = 0) -> bool:
         """Take the first half of a handoff, if that leaves room for what is due, its own answer among it; until `keep`."""
