@@ -4,6 +4,12 @@
     python benchmarks/measured_beside_simulated.py --calibration here.json            # measured and simulated
     python benchmarks/measured_beside_simulated.py --calibration here.json --write    # and written down beside this file
 
+    python benchmarks/measured_beside_simulated.py --paced            # the same with an engine of a known pace
+
+With `--paced` workers, gateway, sockets and handoffs are the same processes, but a step takes a time that is slept, not computed:
+what other work does to the machine hardly enters, and what is left of the difference is the simulator's. The probe is part of the
+run then.
+
 An open loop: requests are sent at times drawn before, whether earlier ones are answered or not; prompts are random tokens, so
 that no prefix cache helps. The loads are shares of the rate at which prefill would have no rest, by the calibration. What is
 simulated is the times at which requests were really sent, and the same lengths. The calibration knows nothing of these runs.
@@ -23,7 +29,7 @@ import tempfile
 import time
 import urllib.request
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +39,8 @@ from diptych.perf.calibration import Calibration, read_calibration
 from diptych.runtime.gateway.settings import Settings
 from diptych.runtime.launch.run_dir import new_token, run_directory
 from diptych.runtime.launch.supervisor import Supervisor
+from diptych.runtime.probe.probe import probe
+from diptych.runtime.worker.config import Toy
 
 SHARES = (0.3, 0.6, 0.8)
 PROMPT, ANSWER = (96, 0.7, 16, 384), (28, 0.6, 4, 96)
@@ -130,10 +138,12 @@ async def ask(settings: Settings, one: Seen, began: float, prompt: list[int]) ->
     writer.close()
 
 
-async def drive(settings: Settings, requests: list[Asked], seed: int) -> tuple[list[Seen], dict[str, float]]:
+async def drive(
+    settings: Settings, requests: list[Asked], seed: int, tokens: int = 49_000
+) -> tuple[list[Seen], dict[str, float]]:
     """Send each at its time; watch the queues meanwhile."""
     numbers = random.Random(seed)
-    prompts = [[numbers.randrange(100, 49_000) for _ in range(each.prompt)] for each in requests]
+    prompts = [[numbers.randrange(tokens - 1) for _ in range(each.prompt)] for each in requests]
     seen = [Seen(each) for each in requests]
     began = time.perf_counter()
     depths: dict[str, list[float]] = defaultdict(list)
@@ -240,30 +250,76 @@ def page(calibration: Calibration, runs: list[tuple[float, int, Numbers, Numbers
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
     roles = "; ".join(f"{role.role} {role.device}:{role.weights}, {role.kv} KV" for role in calibration.roles)
     machine = calibration.machine
+    model = "SmolLM2-135M-Instruct" if calibration.model.name != "toy" else "An engine of a known pace"
     head = (
-        f"SmolLM2-135M-Instruct on {machine.cores} cores of {machine.cpu}, which the gateway and the client share: {roles}. "
+        f"{model} on {machine.cores} cores of {machine.cpu}, which the gateway and the client share: {roles}. "
         f"Probed {calibration.made}."
     )
     return head + "\n\n" + "\n".join(lines) + "\n"
+
+
+PARTS = ("Steps of a known pace", "Steps that are computed")
+
+
+def merged(old: str, part: str, text: str) -> str:
+    """The page with one of its two parts written anew."""
+    kept = {piece.partition("\n")[0]: piece.partition("\n")[2].strip() for piece in old.split("\n### ")[1:]}
+    kept[part] = text.strip()
+    pieces = [f"### {name}\n\n{kept[name]}\n" for name in PARTS if name in kept]
+    return "\n".join(["# The demo's fleet beside its simulation\n", *pieces])
 
 
 def _cell(seen: float, ours: float) -> str:
     return f"{seen:.4g}, {ours:.4g}, {ours / seen - 1:+.1%}" if seen else f"{seen:.4g}, {ours:.4g}"
 
 
+# --- a known pace -----------------------------------------------------------------------------------------------------
+
+PACED = Toy(layers=8, prefill_token_s=0.0025, decode_step_s=0.03, decode_token_s=0.004)
+
+
+async def paced(seconds: float) -> tuple[Calibration, list[tuple[float, list[Seen], dict[str, float]]]]:
+    """A probe and all loads, one fleet."""
+    setup = read_setup({"host": "127.0.0.1", "port": 0, "model": "toy"}, print, {})
+    fleet = replace(setup.fleet, pools=tuple(replace(pool, engine=PACED) for pool in setup.fleet.pools))
+    with run_directory() as folder:
+        (folder / "logs").mkdir()
+        supervisor = Supervisor(fleet.programs(folder, new_token()), folder / "logs", lambda text: None)
+        await supervisor.start()
+        try:
+            calibration = await probe(fleet, folder, print)
+            full, found = capacity(calibration), []
+            for number, share in enumerate(SHARES):
+                requests = load(share * full, seconds, 10 + number)
+                found.append((share, *await drive(fleet.gateway, requests, 100 + number, PACED.vocabulary)))
+                await asyncio.sleep(1.0)
+        finally:
+            await supervisor.stop(drain=0)
+    return calibration, found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calibration", type=Path, required=True)
+    parser.add_argument("--calibration", type=Path)
+    parser.add_argument(
+        "--paced", type=Path, nargs="?", const=Path("paced.json"), help="where its calibration is written"
+    )
     parser.add_argument("--seconds", type=float, default=50.0, help="of arrivals, each load")
     parser.add_argument(
         "--keep", type=Path, help="what was seen of every request, as JSON; simulated again if it is there"
     )
     parser.add_argument("--write", action="store_true", help="write benchmarks/measured_beside_simulated.md")
     given = parser.parse_args()
-    calibration = read_calibration(given.calibration)
+    if given.paced is None and given.calibration is None:
+        parser.error("--calibration FILE, or --paced")
+    place = given.paced or given.calibration
+    calibration = read_calibration(place) if given.paced is None or (given.keep and given.keep.is_file()) else None
     if given.keep is not None and given.keep.is_file():
         runs = [(share, [Seen(Asked(*each[0]), *each[1:]) for each in seen], depth)
                 for share, seen, depth in json.loads(given.keep.read_text())]  # fmt: skip
+    elif calibration is None:
+        calibration, runs = asyncio.run(paced(given.seconds))
+        place.write_text(calibration.to_json())
     else:
         full = capacity(calibration)
         loads = [load(share * full, given.seconds, 10 + number) for number, share in enumerate(SHARES)]
@@ -282,11 +338,13 @@ def main() -> None:
             np.array([one.sent for one in seen]), np.array([one.tokens[0] for one in seen]),
             np.array([one.tokens[-1] for one in seen]), np.array([one.asked.answer for one in seen]),
         )  # fmt: skip
-        told.append((share, len(seen), Numbers.of(*columns, depth), simulated(given.calibration, seen)))
+        told.append((share, len(seen), Numbers.of(*columns, depth), simulated(place, seen)))
+    assert calibration is not None
     text = page(calibration, told)
     print(text)
     if given.write:
-        Path(__file__).with_suffix(".md").write_text("# The demo's fleet beside its simulation\n\n" + text)
+        file = Path(__file__).with_suffix(".md")
+        file.write_text(merged(file.read_text() if file.is_file() else "", PARTS[given.paced is None], text))
 
 
 if __name__ == "__main__":
