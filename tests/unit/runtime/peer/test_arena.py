@@ -3,8 +3,10 @@
 import fcntl
 import mmap
 import os
+import re
 import socket
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from diptych.runtime.peer.arena import SLICE, Arena, Borrowed, borrow, lend_noth
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 WORD = struct.Struct("<4sHHQ")
+PAGE = (Path(__file__).parents[4] / "docs/wire.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -162,6 +165,22 @@ def test_a_good_word_in_pieces_is_understood(pair, files):
     socket.send_fds(pair[0], [word[:3]], [files(4096)])
     pair[0].sendall(word[3:])
     borrow(pair[1]).close()
+
+
+def test_the_word_is_the_documented_one(pair):
+    """Every row of the page's table, read out of a real word."""
+    arena = Arena()
+    arena.room(5000)
+    arena.lend(pair[0])
+    word, files, _, _ = socket.recv_fds(pair[1], 100, 4)
+    os.close(*files)
+    section = PAGE.partition("## Memory that is lent")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| `(\w+)` \|", section, re.M)
+    found = {name: word[int(at) : int(at) + int(size)] for at, size, name in rows}
+    assert b"".join(found.values()) == word
+    assert found["magic"] == b"DPAR"
+    assert [int.from_bytes(found[name], "little") for name in ("version", "what", "size")] == [1, 1, 5000]
+    arena.close()
 
 
 def test_nothing_is_left_when_both_are_gone(pair):
