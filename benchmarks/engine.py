@@ -242,6 +242,8 @@ and leave a batch. Useful tokens count, not padding. int8 is weights per row and
 
 On a CPU without bf16 instructions bf16 products go through float32 (weights widened per call), so bf16 is no faster than fp32
 there, and int8 is the fastest precision of both halves: a pair of bf16 prefill and int8 decode can pay only where bf16 is native.
+Here no pair beats int8 in both roles; fp32 before int8 comes next, ahead of fp32, bf16 and bf16 before int8, and is nearer to the
+baseline's answers than int8 twice (docs/quality.md).
 """
     return "\n\n".join([head.rstrip(), *(table(title, rows) for title, rows in found.items())]) + "\n"
 
