@@ -5,7 +5,7 @@ counts are an integer program (HiGHS, solved to optimality). Pools then queue be
 least what the program promises: that is checked with the queues, and the goodput reported is the checked one.
 
 The router gives every worker a share in proportion to its knee. All members of a handoff keep one KV format, so nothing is
-converted between them.
+converted between them, unless the roles are left no format in common: then KV is converted in the simplest way there is.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Columns:
     """Every worker worth having, by role and KV format, computed once for all the mixtures of a question."""
 
     together: list[Column]
-    apart: dict[Dtype, tuple[list[Column], list[Column]]]
+    apart: dict[tuple[Dtype, Dtype], tuple[list[Column], list[Column]]]
     tables: Tables
     boundaries: Boundaries
 
@@ -120,10 +120,10 @@ class Columns:
     def of(cls, tables: Tables, boundaries: Boundaries, spaces: Mapping[Role, RoleSpace]) -> Columns:
         pools = columns(Role.COLOCATED, spaces[Role.COLOCATED].candidates, tables, boundaries, ())
         apart = {}
-        for kv in _formats(spaces):
-            takers = columns(Role.DECODE, _of(spaces[Role.DECODE], kv), tables, boundaries, ())
-            givers = columns(Role.PREFILL, _of(spaces[Role.PREFILL], kv), tables, boundaries, _narrowest(takers))
-            apart[kv] = (givers, takers)
+        for made, kept_as in _formats(spaces):
+            takers = columns(Role.DECODE, _of(spaces[Role.DECODE], kept_as), tables, boundaries, ())
+            givers = columns(Role.PREFILL, _of(spaces[Role.PREFILL], made), tables, boundaries, _narrowest(takers))
+            apart[made, kept_as] = (givers, takers)
         return cls(pools, apart, tables, boundaries)
 
     def best(self, inventory: Mapping[str, int], *, apart: bool = True, together: bool = True) -> Mixture | None:
@@ -269,18 +269,20 @@ def _meeting(prefill: Candidate, decode: Candidate, tables: Tables, boundaries: 
 
 
 def _ways(prefill: Candidate, decode: Candidate, boundaries: Boundaries) -> list[Any]:
-    """Raw handoffs between two workers over the network."""
+    """Handoffs between two workers over the network; raw ones where both keep KV alike."""
+    alike = prefill.worker.precision.kv is decode.worker.precision.kv
     return [
         way
         for ways in boundaries.of(prefill, decode, Placement.DISAGGREGATED)
         for way in ways
-        if way[0].representation.codec is Codec.RAW
+        if way[0].representation.codec is Codec.RAW or not alike
     ]
 
 
-def _formats(spaces: Mapping[Role, RoleSpace]) -> list[Dtype]:
-    both = [{c.worker.precision.kv for c in spaces[role].candidates} for role in (Role.PREFILL, Role.DECODE)]
-    return sorted(both[0] & both[1])
+def _formats(spaces: Mapping[Role, RoleSpace]) -> list[tuple[Dtype, Dtype]]:
+    """KV formats of prefill and decode: those in common, or every two where there are none."""
+    made, kept_as = ({c.worker.precision.kv for c in spaces[role].candidates} for role in (Role.PREFILL, Role.DECODE))
+    return [(kv, kv) for kv in sorted(made & kept_as)] or list(product(sorted(made), sorted(kept_as)))
 
 
 def _of(space: RoleSpace, kv: Dtype) -> tuple[Candidate, ...]:

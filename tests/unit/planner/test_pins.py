@@ -132,3 +132,15 @@ def test_idle_accelerators_of_shared_instances() -> None:
     members = [pool.members[0] for pool in found.best.pools]
     assert sum(member.instances for member in members) * 8 == found.best.usd_per_hour / 24 * 8
     assert sum(m.idle_accelerators + m.accelerators for m in members) == found.best.usd_per_hour / 24 * 8
+
+
+@pytest.mark.parametrize(("made", "kept_as"), [("bf16", "fp8"), ("fp8", "bf16"), ("bf16", "bf16")])
+def test_an_inventory_keeps_the_kv_formats_of_both_roles(made: str, kept_as: str) -> None:
+    """Alike or not: unlike ones are converted, never read as no fleet at all."""
+    pins = Pins(prefill="H100", decode="L40S", prefill_precision=f"kv={made}", decode_precision=f"kv={kept_as}")
+    found = plan("Llama-3.1-8B", "fixed:1000x100", SLO_TEXT, catalog=CATALOG, perf=PERF, pins=pins,
+                 inventory={"H100": 2, "L40S": 4})  # fmt: skip
+    formats = [found.best.pool(role).members[0].kv for role in (Role.PREFILL, Role.DECODE)]  # type: ignore[union-attr]
+    assert [str(kv) for kv in formats] == [made, kept_as]
+    assert found.best.boundary is not None
+    assert (found.best.boundary.converts_at is None) == (made == kept_as)
