@@ -172,11 +172,11 @@ class ForeignEdge:
 def shown(service: ForeignService) -> dict[str, Any]:
     """The gateway at one moment, as over our own workers; ways and fallbacks are those that the driver counts."""
     found = snapshot(service)
-    ways = {"route": "routes", "fallback": "fallbacks", "prefill failed": "fallbacks", "decode failed": "fallbacks"}
+    fallbacks = ("fallback", "prefill failed", "decode failed", "handoff")
     for (what, why), count in service.fleet.counts.most_common(40):
         if what == "route":
             found["routes"].append({"path": why, "reason": str(service.foreign.protocol), "count": count})
-        elif what in ways:
+        elif what in fallbacks:
             reason = why if what == "fallback" else f"{what}: {why}"
             found["fallbacks"].append({"reason": reason, "count": count})
     return found

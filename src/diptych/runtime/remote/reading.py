@@ -10,35 +10,38 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 
 from diptych.runtime.messages import Load
 
 _SAMPLE = re.compile(r"^((?:vllm|sglang):\w+)(?:\{([^}]*)\})?\s+(\S+)$", re.MULTILINE)
 _BLOCKS = re.compile(r'\bnum_gpu_blocks="(\d{1,9})"')
+_OURS = ("received", "received_bytes", "seconds", "conversions", "refused", "failed", "expired")
+"""Counters of our connector, in the order of `Moved`."""
 MB = 1e6
 MOST = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Handoffs since a worker's start, as its own counters have them: number, bytes, seconds, and rewritten ones."""
+    """Handoffs since a worker's start, as its own counters have them: number, bytes, seconds, and rewritten ones.
+
+    Of those that came to nothing: `refused` before anything was sent, `failed` on the way, `expired` unasked for.
+    """
 
     count: float = 0.0
     bytes: float = 0.0
     seconds: float = 0.0
     converted: float = 0.0
+    refused: float = 0.0
+    failed: float = 0.0
+    expired: float = 0.0
 
     def since(self, before: Moved) -> Moved:
         """What came on top; everything where the worker was started anew."""
         if self.count < before.count or self.bytes < before.bytes:
             return self
-        return Moved(
-            self.count - before.count,
-            self.bytes - before.bytes,
-            max(self.seconds - before.seconds, 0.0),
-            max(self.converted - before.converted, 0.0),
-        )
+        return Moved(*(max(now - then, 0.0) for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +86,17 @@ def _vllm(sums: Mapping[str, float], blocks: int) -> Reading:
 
 def _moved_by_vllm(sums: Mapping[str, float]) -> Moved:
     """NIXL counts where it is pulled from or pushed to, Mooncake where it is sent, our connector where it arrives."""
-    found = Moved()
+    ours = (sums.get(f"vllm:diptych_{name}_total", 0.0) for name in _OURS)
+    found = Moved(*ours)
     for name in ("nixl", "mooncake"):
         size, seconds = f"vllm:{name}_bytes_transferred", f"vllm:{name}_xfer_time_seconds_sum"
-        found = Moved(
-            found.count + sums.get(f"{size}_count", 0.0),
-            found.bytes + sums.get(f"{size}_sum", 0.0),
-            found.seconds + sums.get(seconds, 0.0),
+        found = replace(
+            found,
+            count=found.count + sums.get(f"{size}_count", 0.0),
+            bytes=found.bytes + sums.get(f"{size}_sum", 0.0),
+            seconds=found.seconds + sums.get(seconds, 0.0),
         )
-    own = {name: sums.get(f"vllm:diptych_{name}_total", 0.0) for name in ("received", "received_bytes", "seconds")}
-    rewritten = sums.get("vllm:diptych_conversions_total", 0.0)
-    return Moved(
-        found.count + own["received"], found.bytes + own["received_bytes"], found.seconds + own["seconds"], rewritten
-    )
+    return found
 
 
 def _sglang(sums: Mapping[str, float], blocks: int) -> Reading:

@@ -75,3 +75,6 @@ class Watching:
                 self._history.moved(source, target, more.count, more.bytes, more.seconds)
             if more.converted:
                 self._history.conversions["inside the engine"] += round(more.converted)
+            for why in ("refused", "failed", "expired"):
+                if lost := round(getattr(more, why)):
+                    self._fleet.counts["handoff", f"{why} at {worker.role}"] += lost

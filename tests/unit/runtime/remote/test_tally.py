@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diptych.runtime.remote.reading import Moved, read
+from diptych.integrations.vllm.counts import COUNTERS
+from diptych.runtime.remote.reading import Moved, Reading, read
 from diptych.runtime.remote.tally import MOST_HELD, Tally, with_usage
+from diptych.runtime.remote.watching import Watching
 
 ASKED = {"stream": True, "stream_options": {"include_usage": True}}
 
@@ -115,18 +119,38 @@ def test_vllms_own_numbers() -> None:
     assert found.moved == Moved(6, 53_084_160, 24.5)
 
 
+OURS = {
+    "received": 3,
+    "received_bytes": 4096,
+    "seconds": 0.5,
+    "conversions": 2,
+    "refused": 4,
+    "failed": 5,
+    "expired": 6,
+}
+
+
 def test_our_connectors_numbers_inside_vllm() -> None:
-    told = {
-        "received_total": 3,
-        "received_bytes_total": 4096,
-        "seconds_total": 0.5,
-        "conversions_total": 2,
-        "open_leases": 1,
-    }
-    text = "".join(f'vllm:diptych_{name}{{engine="0"}} {value}\n' for name, value in told.items())
-    found = read("vllm", text)
-    assert found.moved == Moved(3, 4096, 0.5, 2)
+    assert set(OURS) <= set(COUNTERS)
+    text = "".join(f'vllm:diptych_{name}_total{{engine="0"}} {value}\n' for name, value in OURS.items())
+    found = read("vllm", text + 'vllm:diptych_open_leases{engine="0"} 1\n')
+    assert found.moved == Moved(*OURS.values())
     assert found.load.leases == 1
+
+
+def test_what_came_since_a_look_and_since_a_new_start() -> None:
+    before, after = Moved(*OURS.values()), Moved(*(2 * value for value in OURS.values()))
+    assert after.since(before) == before
+    assert before.since(after) == before
+
+
+def test_handoffs_that_came_to_nothing_are_decisions_of_the_gateway() -> None:
+    counts: Counter[tuple[str, str]] = Counter()
+    watching = Watching(SimpleNamespace(counts=counts), None, None, None)  # type: ignore[arg-type]
+    worker = SimpleNamespace(up=True, name="p", role="prefill", hears=lambda load, now: None)
+    for before, after in ((Moved(), Moved(expired=2)), (Moved(expired=2), Moved(expired=3, failed=1))):
+        watching._note(worker, Reading(read("vllm", "").load, after), before)  # type: ignore[arg-type]
+    assert counts == {("handoff", "expired at prefill"): 3, ("handoff", "failed at prefill"): 1}
 
 
 def test_sglangs_units_are_turned_into_ours() -> None:
