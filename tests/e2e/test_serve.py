@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fleets import Load, running, shared_memory, stream, toy_fleet
 
 from diptych.runtime.launch.run_dir import PREFIX
+from fleets import Load, running, shared_memory, stream, toy_fleet
 
 
 def test_every_stream_has_the_right_tokens_both_ways_of_ownership_and_through_a_rolling_restart(tmp_path):

@@ -351,8 +351,11 @@ def test_development_mode_tells_that_it_runs_on_a_cpu_and_blocks_that_are_packed
     on_cpu = {**DEVELOPMENT, "vllm_config": {**DEVELOPMENT["vllm_config"], "device_config": {"device": "cpu"}}}
     sides = []
     for role, size in (("kv_producer", 64), ("kv_consumer", 128)):
-        config = {**on_cpu["vllm_config"], "cache_config": {"block_size": size, "cache_dtype": "auto"},
-                  "kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}}  # fmt: skip
+        config = {
+            **on_cpu["vllm_config"],
+            "cache_config": {"block_size": size, "cache_dtype": "auto"},
+            "kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"},
+        }
         sides.append({**vllm(size), "/server_info": {**on_cpu, "vllm_config": config}})
     with serving(sides[0]) as (p, _), serving(sides[1]) as (d, _):
         report = check(probe([p, d]), Catalog.load())
