@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from diptych.catalog.catalog import Catalog
+from diptych.deploy.generate import canary
 from diptych.deploy.generate.generate import generate
 from diptych.deploy.generate.request import Answer, Request, inexpressible, nearest
 from diptych.deploy.generate.target import Target
@@ -114,8 +115,9 @@ def test_the_folder_of_a_target_is_the_one_kept(target: Target) -> None:
 
 
 def kept_as(name: str, files: dict[str, str]) -> None:
-    """The files are those of a golden folder."""
+    """The files are those of a golden folder, and the canary is the package's own script."""
     folder = GOLDEN / name
+    assert files.pop("canary.py") == Path(canary.__file__).read_text(encoding="utf-8")
     if os.environ.get("UPDATE_GOLDEN"):
         for file, text in files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
