@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from diptych.cli.options import MODEL, ColocatedPool, DecodePool, PrefillPool, RunOrDesign, ServedModel, Words, option
 from diptych.cli.output import err, out, print_json, write_beside, writing
 from diptych.cli.serve_design import Stand, given_of, stand_in
 from diptych.cli.serve_inputs import Setup, read_setup
@@ -20,24 +21,17 @@ from diptych.runtime.launch.supervisor import Supervisor
 from diptych.runtime.probe.probe import probe
 from diptych.units import format_seconds
 
-MODEL, GIVEN = "Model and workers", "Output"
-Words = str | None
-
-
-def _option(panel: str, help: str, metavar: str = "TEXT", *names: str) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, show_default=False)
+GIVEN = "Output"
 
 
 def calibrate(
     context: typer.Context,
-    run: Annotated[
-        Words, typer.Argument(help="A folder of diptych plan, a plan.json or a design file.", metavar="[RUN]")
-    ] = None,
-    model: Annotated[Words, _option(MODEL, "A checkpoint's folder, a .gguf, demo (default) or toy.", "MODEL")] = None,
-    prefill: Annotated[Words, _option(MODEL, '"1 x cpu:bf16", with kv=, threads=, blocks=, usd=.', "POOL")] = None,
-    decode: Annotated[Words, _option(MODEL, '"2 x cpu:int8, kv=int8".', "POOL")] = None,
-    colocated: Annotated[Words, _option(MODEL, "Workers that do both.", "POOL")] = None,
-    ownership: Annotated[Words, _option(MODEL, "Who moves KV: push (default) or pull.", "WHO")] = None,
+    run: RunOrDesign = None,
+    model: ServedModel = None,
+    prefill: PrefillPool = None,
+    decode: DecodePool = None,
+    colocated: ColocatedPool = None,
+    ownership: Annotated[Words, option(MODEL, "Who moves KV: push (default) or pull.", "WHO")] = None,
     out_file: Annotated[
         str, typer.Option("--out", help="Where the calibration is written.", metavar="FILE", rich_help_panel=GIVEN)
     ] = "calibration.json",

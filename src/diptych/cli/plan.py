@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from diptych.cli.options import option
 from diptych.cli.output import err, out, print_json, progress, writing
 from diptych.cli.plan_inputs import Request, read_request
 from diptych.perf.model import PerfModel
@@ -24,26 +25,22 @@ Words = str | None
 Count = int | None
 
 
-def _option(panel: str, help: str, metavar: str = "TEXT", *names: str) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, show_default=False)
-
-
 def _role(role: str) -> dict[str, Any]:
     panel = PREFILL if role == "prefill" else DECODE
     return {
-        "precision": _option(panel, "fp8, or w=fp8 a=bf16 kv=fp8.", "FORMATS"),
-        "weights": _option(panel, "Format of the weights.", "FORMAT"),
-        "activations": _option(panel, "Format of the activations.", "FORMAT"),
-        "kv": _option(panel, "Format of the KV cache.", "FORMAT"),
-        "parallelism": _option(panel, "tp4, or tp4·pp2.", "SHAPE"),
-        "tp": _option(panel, "Tensor parallelism.", "N"),
-        "pp": _option(panel, "Pipeline parallelism.", "N"),
-        "ep": _option(panel, "Expert parallelism.", "N"),
-        "dp": _option(panel, "Data parallelism of attention.", "N"),
-        "engine": _option(panel, "Its engine, before --engine.", "ENGINE"),
-        "residency": _option(panel, "Where KV lives: hbm, dram, nvme, remote.", "TIER"),
-        "max_batch": _option(panel, "Most sequences of a worker.", "N"),
-        "max_batched_tokens": _option(panel, "Most prompt tokens of a step.", "N"),
+        "precision": option(panel, "fp8, or w=fp8 a=bf16 kv=fp8.", "FORMATS"),
+        "weights": option(panel, "Format of the weights.", "FORMAT"),
+        "activations": option(panel, "Format of the activations.", "FORMAT"),
+        "kv": option(panel, "Format of the KV cache.", "FORMAT"),
+        "parallelism": option(panel, "tp4, or tp4·pp2.", "SHAPE"),
+        "tp": option(panel, "Tensor parallelism.", "N"),
+        "pp": option(panel, "Pipeline parallelism.", "N"),
+        "ep": option(panel, "Expert parallelism.", "N"),
+        "dp": option(panel, "Data parallelism of attention.", "N"),
+        "engine": option(panel, "Its engine, before --engine.", "ENGINE"),
+        "residency": option(panel, "Where KV lives: hbm, dram, nvme, remote.", "TIER"),
+        "max_batch": option(panel, "Most sequences of a worker.", "N"),
+        "max_batched_tokens": option(panel, "Most prompt tokens of a step.", "N"),
     }
 
 
@@ -53,54 +50,52 @@ P, D = _role("prefill"), _role("decode")
 def plan(
     context: typer.Context,
     model: Annotated[
-        Words, _option(ASKED, "A name of the catalog, a folder, or a Hugging Face config.json.", "MODEL")
+        Words, option(ASKED, "A name of the catalog, a folder, or a Hugging Face config.json.", "MODEL")
     ] = None,
     workload: Annotated[
-        Words, _option(ASKED, "A trace, a bundled trace's name, preset:NAME or fixed:2048x128.", "WORKLOAD")
+        Words, option(ASKED, "A trace, a bundled trace's name, preset:NAME or fixed:2048x128.", "WORKLOAD")
     ] = None,
-    slo: Annotated[
-        Words, _option(ASKED, '"ttft_p90<2s, tpot_p90<50ms". Only batch work may go without.', "SLO")
-    ] = None,
-    prices: Annotated[Words, _option(ASKED, "A price book of the catalog, or a CSV of yours.", "BOOK")] = None,
-    rate: Annotated[Words, _option(ASKED, "Requests to carry: 20, 1.2k/min. Without: the trace's own.", "RATE")] = None,
-    budget: Annotated[Words, _option(ASKED, "Most goodput for this: 60/h, 1440/day.", "USD")] = None,
-    inventory: Annotated[Words, _option(ASKED, 'Best use of what is owned: "A100-80:8, L40S:16".', "LIST")] = None,
+    slo: Annotated[Words, option(ASKED, '"ttft_p90<2s, tpot_p90<50ms". Only batch work may go without.', "SLO")] = None,
+    prices: Annotated[Words, option(ASKED, "A price book of the catalog, or a CSV of yours.", "BOOK")] = None,
+    rate: Annotated[Words, option(ASKED, "Requests to carry: 20, 1.2k/min. Without: the trace's own.", "RATE")] = None,
+    budget: Annotated[Words, option(ASKED, "Most goodput for this: 60/h, 1440/day.", "USD")] = None,
+    inventory: Annotated[Words, option(ASKED, 'Best use of what is owned: "A100-80:8, L40S:16".', "LIST")] = None,
     prefix_hit: Annotated[
-        Words, _option(ASKED, "Share of every prompt found in a prefix cache: 0.3 or 30%.", "SHARE")
+        Words, option(ASKED, "Share of every prompt found in a prefix cache: 0.3 or 30%.", "SHARE")
     ] = None,
     quality: Annotated[
-        Words, _option(ASKED, "Narrowest weights to choose freely: native, 8bit (default), any.", "FLOOR")
+        Words, option(ASKED, "Narrowest weights to choose freely: native, 8bit (default), any.", "FLOOR")
     ] = None,
     size_for: Annotated[
         Words,
-        _option(ASKED, "Hold the SLO over the whole trace (default), at its average rate, or at its peak.", "LOAD"),
+        option(ASKED, "Hold the SLO over the whole trace (default), at its average rate, or at its peak.", "LOAD"),
     ] = None,
-    catalog: Annotated[list[str] | None, _option(ASKED, "Your YAML over the catalog; may be repeated.", "FILE")] = None,
+    catalog: Annotated[list[str] | None, option(ASKED, "Your YAML over the catalog; may be repeated.", "FILE")] = None,
     columns: Annotated[
-        Words, _option(READ, "Your columns: isl=prompt,osl=answer,arrival=sent_at:ms,hash_ids=blocks.", "NAMES")
+        Words, option(READ, "Your columns: isl=prompt,osl=answer,arrival=sent_at:ms,hash_ids=blocks.", "NAMES")
     ] = None,
-    cache_tokens: Annotated[Words, _option(READ, "LRU prefix cache of so many tokens: 2M.", "TOKENS")] = None,
+    cache_tokens: Annotated[Words, option(READ, "LRU prefix cache of so many tokens: 2M.", "TOKENS")] = None,
     sort: Annotated[
         bool, typer.Option("--sort", help="Put requests in order of arrival instead of refusing.", rich_help_panel=READ)
     ] = False,
     drop_empty: Annotated[
         bool, typer.Option("--drop-empty", help="Leave out requests without tokens.", rich_help_panel=READ)
     ] = False,
-    prefill: Annotated[Words, _option(SHARED, "Accelerator of prefill; several with commas.", "NAME")] = None,
-    decode: Annotated[Words, _option(SHARED, "Accelerator of decode; several with commas.", "NAME")] = None,
-    interconnect: Annotated[Words, _option(SHARED, "The link between them, such as rdma-400g.", "LINK")] = None,
-    placement: Annotated[Words, _option(SHARED, "disaggregated, same-node, colocated, conditional.", "PLACE")] = None,
-    wire: Annotated[Words, _option(SHARED, "Format of KV on the wire.", "FORMAT")] = None,
-    ownership: Annotated[Words, _option(SHARED, "push or pull.", "WHO")] = None,
-    codec: Annotated[Words, _option(SHARED, "raw, cast, quantised or compressed KV on the wire.", "CODEC")] = None,
-    converts_at: Annotated[Words, _option(SHARED, "Who converts KV: prefill, transfer or decode.", "SIDE")] = None,
-    local_below: Annotated[Count, _option(SHARED, "Shorter prompts stay on the decode side.", "TOKENS")] = None,
-    overlap: Annotated[Words, _option(SHARED, "serial or layerwise.", "WHEN")] = None,
+    prefill: Annotated[Words, option(SHARED, "Accelerator of prefill; several with commas.", "NAME")] = None,
+    decode: Annotated[Words, option(SHARED, "Accelerator of decode; several with commas.", "NAME")] = None,
+    interconnect: Annotated[Words, option(SHARED, "The link between them, such as rdma-400g.", "LINK")] = None,
+    placement: Annotated[Words, option(SHARED, "disaggregated, same-node, colocated, conditional.", "PLACE")] = None,
+    wire: Annotated[Words, option(SHARED, "Format of KV on the wire.", "FORMAT")] = None,
+    ownership: Annotated[Words, option(SHARED, "push or pull.", "WHO")] = None,
+    codec: Annotated[Words, option(SHARED, "raw, cast, quantised or compressed KV on the wire.", "CODEC")] = None,
+    converts_at: Annotated[Words, option(SHARED, "Who converts KV: prefill, transfer or decode.", "SIDE")] = None,
+    local_below: Annotated[Count, option(SHARED, "Shorter prompts stay on the decode side.", "TOKENS")] = None,
+    overlap: Annotated[Words, option(SHARED, "serial or layerwise.", "WHEN")] = None,
     engine: Annotated[
-        Words, _option(SHARED, "The engine both roles run; vllm@0.33: only what it does as released.", "ENGINE")
+        Words, option(SHARED, "The engine both roles run; vllm@0.33: only what it does as released.", "ENGINE")
     ] = None,
-    provider: Annotated[Words, _option(SHARED, "Rent from this provider only.", "NAME")] = None,
-    region: Annotated[Words, _option(SHARED, "Rent in this region only.", "NAME")] = None,
+    provider: Annotated[Words, option(SHARED, "Rent from this provider only.", "NAME")] = None,
+    region: Annotated[Words, option(SHARED, "Rent in this region only.", "NAME")] = None,
     prefill_precision: Annotated[Words, P["precision"]] = None,
     prefill_weights: Annotated[Words, P["weights"]] = None,
     prefill_activations: Annotated[Words, P["activations"]] = None,
@@ -134,7 +129,7 @@ def plan(
         ),
     ] = False,
     out_folder: Annotated[
-        Words, _option(GIVEN, "Write plan.json, report.html and tables to this folder.", "DIR", "--out")
+        Words, option(GIVEN, "Write plan.json, report.html and tables to this folder.", "DIR", "--out")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="The plan as one JSON document on stdout.", rich_help_panel=GIVEN)

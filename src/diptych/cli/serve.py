@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from diptych.cli.options import ColocatedPool, DecodePool, PrefillPool, RunOrDesign, ServedModel, Words, option
 from diptych.cli.output import err, out
 from diptych.cli.serve_design import Stand, given_of, stand_in
 from diptych.cli.serve_engines import check_pairs, checked, program, read_engines
@@ -19,74 +20,67 @@ from diptych.runtime.launch.fleet import ADMIN_TOKEN
 from diptych.runtime.launch.run_dir import new_token, run_directory
 from diptych.runtime.launch.supervisor import Supervisor
 
-MODEL, FLEET, LISTEN, RUN = "Model and workers", "Rules", "Where it listens", "Running it"
+FLEET, LISTEN, RUN = "Rules", "Where it listens", "Running it"
 OTHERS = "Over other engines"
-Words = str | None
-
-
-def _option(panel: str, help: str, metavar: str = "TEXT") -> Any:
-    return typer.Option(help=help, metavar=metavar, rich_help_panel=panel, show_default=False)
 
 
 def serve(
     context: typer.Context,
-    run: Annotated[
-        Words, typer.Argument(help="A folder of diptych plan, a plan.json or a design file.", metavar="[RUN]")
-    ] = None,
-    model: Annotated[Words, _option(MODEL, "A checkpoint's folder, a .gguf, demo (default) or toy.", "MODEL")] = None,
-    prefill: Annotated[Words, _option(MODEL, '"1 x cpu:bf16", with kv=, threads=, blocks=, usd=.', "POOL")] = None,
-    decode: Annotated[Words, _option(MODEL, '"2 x cpu:int8, kv=int8".', "POOL")] = None,
-    colocated: Annotated[Words, _option(MODEL, "Workers that do both.", "POOL")] = None,
-    ownership: Annotated[Words, _option(FLEET, "Who moves KV: push (default) or pull.", "WHO")] = None,
+    run: RunOrDesign = None,
+    model: ServedModel = None,
+    prefill: PrefillPool = None,
+    decode: DecodePool = None,
+    colocated: ColocatedPool = None,
+    ownership: Annotated[Words, option(FLEET, "Who moves KV: push (default) or pull.", "WHO")] = None,
     transport: Annotated[
-        Words, _option(FLEET, "How KV goes: unix (default), tcp, shm (memory that prefill lends) or nixl.", "KIND")
+        Words, option(FLEET, "How KV goes: unix (default), tcp, shm (memory that prefill lends) or nixl.", "KIND")
     ] = None,
     residency: Annotated[
-        Words, _option(FLEET, '"dram:2GiB, nvme:/var/kv:20GiB, remote:unix:/run/kv.sock" or kvstore:1GiB.', "TIERS")
+        Words, option(FLEET, '"dram:2GiB, nvme:/var/kv:20GiB, remote:unix:/run/kv.sock" or kvstore:1GiB.', "TIERS")
     ] = None,
     policy: Annotated[
-        Words, _option(FLEET, "When a worker is lost: prefill=ROLE, decode=ROLE of fail, other, recompute, colocate.")
+        Words, option(FLEET, "When a worker is lost: prefill=ROLE, decode=ROLE of fail, other, recompute, colocate.")
     ] = None,
-    slo: Annotated[Words, _option(FLEET, '"ttft_p90<2s, tpot_p90<50ms": refuse what would miss it.', "SLO")] = None,
-    lease: Annotated[Words, _option(FLEET, "How long KV is kept for a worker that is silent: 30s.", "TIME")] = None,
-    short_prompt: Annotated[int, _option(FLEET, "Shorter prompts stay on a decode worker.", "TOKENS")] = 0,
+    slo: Annotated[Words, option(FLEET, '"ttft_p90<2s, tpot_p90<50ms": refuse what would miss it.', "SLO")] = None,
+    lease: Annotated[Words, option(FLEET, "How long KV is kept for a worker that is silent: 30s.", "TIME")] = None,
+    short_prompt: Annotated[int, option(FLEET, "Shorter prompts stay on a decode worker.", "TOKENS")] = 0,
     prices: Annotated[
         Words,
-        _option(FLEET, "USD an hour of a worker: prefill=4.1, decode=1.2; or a price book, beside RUN.", "PRICES"),
+        option(FLEET, "USD an hour of a worker: prefill=4.1, decode=1.2; or a price book, beside RUN.", "PRICES"),
     ] = None,
     engine: Annotated[
-        Words, _option(OTHERS, "vllm, sglang or diptych: a gateway over workers that run already.", "ENGINE")
+        Words, option(OTHERS, "vllm, sglang or diptych: a gateway over workers that run already.", "ENGINE")
     ] = None,
     prefill_url: Annotated[
         list[str] | None,
-        _option(
+        option(
             OTHERS,
             "A prefill worker, URL,PORT where decode meets it elsewhere than at --bootstrap-port; may be repeated.",
             "URL",
         ),
     ] = None,
-    decode_url: Annotated[list[str] | None, _option(OTHERS, "A decode worker; may be repeated.", "URL")] = None,
+    decode_url: Annotated[list[str] | None, option(OTHERS, "A decode worker; may be repeated.", "URL")] = None,
     connector: Annotated[
-        Words, _option(OTHERS, "vLLM's connector, where workers do not tell: nixl, mooncake, diptych, lmcache.", "NAME")
+        Words, option(OTHERS, "vLLM's connector, where workers do not tell: nixl, mooncake, diptych, lmcache.", "NAME")
     ] = None,
     bootstrap_port: Annotated[
-        int, _option(OTHERS, "Where decode meets prefill (SGLang, Mooncake, diptych under push): 8998.", "PORT")
+        int, option(OTHERS, "Where decode meets prefill (SGLang, Mooncake, diptych under push): 8998.", "PORT")
     ] = 8998,
-    prefill_gpu: Annotated[Words, _option(OTHERS, "What prefill runs on, for the rules.", "ACCELERATOR")] = None,
-    decode_gpu: Annotated[Words, _option(OTHERS, "What decode runs on.", "ACCELERATOR")] = None,
-    worker_token_file: Annotated[Words, _option(OTHERS, "The key that workers ask for.", "FILE")] = None,
-    tls_ca: Annotated[Words, _option(OTHERS, "Who signs the workers' certificates, PEM.", "FILE")] = None,
-    worker_cert: Annotated[Words, _option(OTHERS, "The certificate that workers are shown, PEM.", "FILE")] = None,
-    worker_key: Annotated[Words, _option(OTHERS, "Its key, PEM.", "FILE")] = None,
-    host: Annotated[str, _option(LISTEN, "127.0.0.1; others need a token and TLS.", "HOST")] = "127.0.0.1",
-    port: Annotated[int, _option(LISTEN, "8000; 0 for any that is free.", "PORT")] = 8000,
-    token_file: Annotated[Words, _option(LISTEN, "The key that clients must send.", "FILE")] = None,
-    tls_cert: Annotated[Words, _option(LISTEN, "The gateway's certificate chain, PEM.", "FILE")] = None,
-    tls_key: Annotated[Words, _option(LISTEN, "Its key, PEM.", "FILE")] = None,
+    prefill_gpu: Annotated[Words, option(OTHERS, "What prefill runs on, for the rules.", "ACCELERATOR")] = None,
+    decode_gpu: Annotated[Words, option(OTHERS, "What decode runs on.", "ACCELERATOR")] = None,
+    worker_token_file: Annotated[Words, option(OTHERS, "The key that workers ask for.", "FILE")] = None,
+    tls_ca: Annotated[Words, option(OTHERS, "Who signs the workers' certificates, PEM.", "FILE")] = None,
+    worker_cert: Annotated[Words, option(OTHERS, "The certificate that workers are shown, PEM.", "FILE")] = None,
+    worker_key: Annotated[Words, option(OTHERS, "Its key, PEM.", "FILE")] = None,
+    host: Annotated[str, option(LISTEN, "127.0.0.1; others need a token and TLS.", "HOST")] = "127.0.0.1",
+    port: Annotated[int, option(LISTEN, "8000; 0 for any that is free.", "PORT")] = 8000,
+    token_file: Annotated[Words, option(LISTEN, "The key that clients must send.", "FILE")] = None,
+    tls_cert: Annotated[Words, option(LISTEN, "The gateway's certificate chain, PEM.", "FILE")] = None,
+    tls_key: Annotated[Words, option(LISTEN, "Its key, PEM.", "FILE")] = None,
     ask_prompt: Annotated[
         Words, typer.Option("--ask", help="Ask this when all are up, and show the answer.", rich_help_panel=RUN)
     ] = None,
-    logs: Annotated[Words, _option(RUN, "Keep the processes' logs here.", "DIR")] = None,
+    logs: Annotated[Words, option(RUN, "Keep the processes' logs here.", "DIR")] = None,
     log_json: Annotated[
         bool, typer.Option("--log-json", help="One JSON object a line in the logs.", rich_help_panel=RUN)
     ] = False,
@@ -128,7 +122,7 @@ async def _serve(setup: Setup, prompt: str | None) -> int:
         async def up() -> None:
             _show(setup, folder, logs)
             if prompt:
-                await asyncio.to_thread(_answer, setup.fleet.url, setup.fleet.gateway, prompt)
+                await asyncio.to_thread(_answer, setup.fleet.gateway, prompt)
 
         return await supervisor.run(up)
 
@@ -157,7 +151,7 @@ async def _serve_engines(given: Mapping[str, Any], logs: str | None, prompt: str
             ]
             out.print("\n".join(lines), markup=False, soft_wrap=True)
             if prompt:
-                await asyncio.to_thread(_answer, url, foreign.listen, prompt)
+                await asyncio.to_thread(_answer, foreign.listen, prompt)
 
         return await supervisor.run(up)
 
@@ -194,9 +188,9 @@ def _engine(engine: Any) -> str:
     return f"{getattr(engine, 'device', 'cpu')} {weights} weights, {engine.kv} KV, {engine.blocks:,} blocks"
 
 
-def _answer(url: str, settings: Settings, prompt: str) -> None:
+def _answer(settings: Settings, prompt: str) -> None:
     out.print(f"\n> {prompt}", markup=False, soft_wrap=True)
-    out.print(ask(url, settings, prompt), markup=False, soft_wrap=True)
+    out.print(ask(settings, prompt), markup=False, soft_wrap=True)
 
 
 def _say(text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from diptych.cli.serve_listen import file_of, read_token
 from diptych.cli.serve_prices import Prices
 from diptych.deploy.fetch import OPEN, Access
 from diptych.errors import Finding, InvalidInput
+from diptych.hosts import is_loopback
 from diptych.runtime.gateway.settings import Endpoint
 from diptych.runtime.peer.address import Address
 
@@ -94,7 +94,4 @@ def read_endpoints(reader: Reader, prices: Prices) -> tuple[Endpoint, ...]:
 def is_here(url: str) -> bool:
     """Whether an address is this machine's alone."""
     host = urlsplit(url.replace("tcp:", "tcp://", 1) if url.startswith("tcp:") else url).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return is_loopback(host)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from diptych.cli.options import option
 from diptych.cli.output import err, out, print_json, progress
 from diptych.cli.simulate_inputs import Setup, read_setup
 from diptych.planner.demand import LongDemand
@@ -23,10 +24,6 @@ DESIGN, DEMAND, EVENTS, GIVEN = "What is simulated", "Under which demand", "What
 Words = str | None
 
 
-def _option(panel: str, help: str, metavar: str = "TEXT", *names: str) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, show_default=False)
-
-
 def _switch(panel: str, help: str, name: str) -> Any:
     return typer.Option(name, help=help, rich_help_panel=panel)
 
@@ -38,47 +35,43 @@ def simulate(
         typer.Argument(metavar="[RUN]", help="A folder of plan or simulate, a plan.json, or a design in YAML or JSON."),
     ] = None,
     design: Annotated[
-        Words, _option(DESIGN, '"3xH100:tp2 -> 5xH20:tp4, kv=fp8, link=rdma-400g, push".', "DESIGN")
+        Words, option(DESIGN, '"3xH100:tp2 -> 5xH20:tp4, kv=fp8, link=rdma-400g, push".', "DESIGN")
     ] = None,
     model: Annotated[
-        Words, _option(DESIGN, "A name of the catalog, a folder, or a Hugging Face config.json.", "MODEL")
+        Words, option(DESIGN, "A name of the catalog, a folder, or a Hugging Face config.json.", "MODEL")
     ] = None,
     calibration: Annotated[
-        Words, _option(DESIGN, "The fleet that diptych calibrate measured, with its own step times.", "FILE")
+        Words, option(DESIGN, "The fleet that diptych calibrate measured, with its own step times.", "FILE")
     ] = None,
-    prices: Annotated[Words, _option(DESIGN, "Price workers, and take NICs, from this book.", "BOOK")] = None,
-    catalog: Annotated[
-        list[str] | None, _option(DESIGN, "Your YAML over the catalog; may be repeated.", "FILE")
-    ] = None,
+    prices: Annotated[Words, option(DESIGN, "Price workers, and take NICs, from this book.", "BOOK")] = None,
+    catalog: Annotated[list[str] | None, option(DESIGN, "Your YAML over the catalog; may be repeated.", "FILE")] = None,
     workload: Annotated[
-        Words, _option(DEMAND, "A trace, a bundled trace's name, preset:NAME or fixed:2048x128.", "WORKLOAD")
+        Words, option(DEMAND, "A trace, a bundled trace's name, preset:NAME or fixed:2048x128.", "WORKLOAD")
     ] = None,
     rate: Annotated[
-        Words, _option(DEMAND, "×1.5 or x1.5 times the plan's or the trace's, or 30, 1.2k/min.", "RATE")
+        Words, option(DEMAND, "×1.5 or x1.5 times the plan's or the trace's, or 30, 1.2k/min.", "RATE")
     ] = None,
-    duration: Annotated[Words, _option(DEMAND, "End the arrivals after this: 10min, 1h.", "TIME")] = None,
-    requests: Annotated[Words, _option(DEMAND, "End the arrivals after so many.", "N")] = None,
+    duration: Annotated[Words, option(DEMAND, "End the arrivals after this: 10min, 1h.", "TIME")] = None,
+    requests: Annotated[Words, option(DEMAND, "End the arrivals after so many.", "N")] = None,
     resample: Annotated[bool, _switch(DEMAND, "Draw a trace's requests and gaps again.", "--resample")] = False,
     concurrency: Annotated[
-        Words, _option(DEMAND, "Closed loop: so many requests at a time, whatever the rate.", "N")
+        Words, option(DEMAND, "Closed loop: so many requests at a time, whatever the rate.", "N")
     ] = None,
-    slo: Annotated[Words, _option(DEMAND, '"ttft_p90<2s, tpot_p90<50ms"; a plan brings its own.', "SLO")] = None,
-    prefix_hit: Annotated[
-        Words, _option(DEMAND, "Share of every prompt found in a prefix cache: 30%.", "SHARE")
-    ] = None,
-    columns: Annotated[Words, _option(DEMAND, "Your columns: isl=prompt,osl=answer,arrival=sent_at:ms.", "MAP")] = None,
+    slo: Annotated[Words, option(DEMAND, '"ttft_p90<2s, tpot_p90<50ms"; a plan brings its own.', "SLO")] = None,
+    prefix_hit: Annotated[Words, option(DEMAND, "Share of every prompt found in a prefix cache: 30%.", "SHARE")] = None,
+    columns: Annotated[Words, option(DEMAND, "Your columns: isl=prompt,osl=answer,arrival=sent_at:ms.", "MAP")] = None,
     sort: Annotated[bool, _switch(DEMAND, "Put requests in order of arrival instead of refusing.", "--sort")] = False,
     drop_empty: Annotated[bool, _switch(DEMAND, "Leave out requests without tokens.", "--drop-empty")] = False,
-    seed: Annotated[int, _option(DEMAND, "Of everything that is drawn.", "N")] = 0,
+    seed: Annotated[int, option(DEMAND, "Of everything that is drawn.", "N")] = 0,
     fault: Annotated[
-        list[str] | None, _option(EVENTS, "A fault or a change, see below; may be repeated.", "EVENT")
+        list[str] | None, option(EVENTS, "A fault or a change, see below; may be repeated.", "EVENT")
     ] = None,
     policy: Annotated[
         list[str] | None,
-        _option(EVENTS, "reserve=yes, routing=prefix-aware, tiers=dram+nvme: see the manual.", "WORDS"),
+        option(EVENTS, "reserve=yes, routing=prefix-aware, tiers=dram+nvme: see the manual.", "WORDS"),
     ] = None,
     out_folder: Annotated[
-        Words, _option(GIVEN, "Write summary.json, requests.jsonl, series.csv and report.html here.", "DIR", "--out")
+        Words, option(GIVEN, "Write summary.json, requests.jsonl, series.csv and report.html here.", "DIR", "--out")
     ] = None,
     as_json: Annotated[bool, _switch(GIVEN, "The summary as one JSON document on stdout.", "--json")] = False,
 ) -> None:

@@ -22,7 +22,6 @@ NAMES = {
     "itl": ("ITL, between tokens", "over tokens, not requests"),
     "e2e": ("end to end", ""),
 }
-_SHORT = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 
 
 def simulation_text(seen: Simulated, written: Sequence[str] = ()) -> Group:

@@ -7,7 +7,6 @@ together.
 from __future__ import annotations
 
 import csv
-import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -40,6 +39,7 @@ from diptych.engines.rules.vllm_pair import (
     vllm_rule,
 )
 from diptych.errors import InvalidInput, did_you_mean
+from diptych.hosts import is_loopback
 
 MODULE = "diptych.integrations.vllm"
 SERVED = Versions(Version((0, 32, 0)), Version((0, 34, 0)))
@@ -178,7 +178,7 @@ def _hosts(joint: Joint) -> Iterator[Clash]:
     """VD7. Without `host` a worker is asked on a socket file; off this host nobody listens without certificates."""
     for role in _ours(joint):
         host = str(extra(role).get("host") or "")
-        leaves = bool(host) and not _is_local(host)
+        leaves = bool(host) and not is_loopback(host)
         if leaves and not extra(role).get("certificate"):
             change = "set certificate, key and authority for mutual TLS"
             yield Clash(*one_sided(role, f"host {host} without TLS"), change, place(role), severity=Severity.STARTUP)
@@ -189,13 +189,6 @@ def _hosts(joint: Joint) -> Iterator[Clash]:
             problem = f"asked at {host or 'a socket file'}, with the other role elsewhere"
             change = "set host to the address at which the other role reaches this one, and the files for mutual TLS"
             yield Clash(*one_sided(role, problem), change, place(role))
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _caches(joint: Joint) -> Iterator[Clash]:

@@ -20,7 +20,7 @@ from diptych.runtime.gateway.page import ASSETS, show
 from diptych.runtime.gateway.refusal import Refusal, invalid
 from diptych.runtime.gateway.service import Service
 from diptych.runtime.gateway.snapshot import ledger, snapshot
-from diptych.runtime.gateway.who import digest, is_local, same
+from diptych.runtime.gateway.who import Doors
 from diptych.runtime.gateway.writers import StreamWriter, WholeWriter
 
 log = logging.getLogger("diptych.gateway")
@@ -35,19 +35,18 @@ class Edge:
 
     def __init__(self, service: Service) -> None:
         self._service, self._settings = service, service.settings
-        self._key = digest(self._settings.api_key) if self._settings.api_key else None
-        self._admin = digest(self._settings.admin_token) if self._settings.admin_token else None
+        self._doors = doors = Doors(self._settings)
         self._routes: dict[str, dict[str, tuple[Handler, Callable[[Request], None]]]] = {
             "/v1/chat/completions": {"POST": (self._chat, self._for_clients)},
             "/v1/completions": {"POST": (self._completion, self._for_clients)},
             "/v1/models": {"GET": (self._models, self._for_clients)},
-            "/health": {"GET": (self._health, _for_all)},
-            "/ready": {"GET": (self._ready, _for_all)},
-            "/metrics": {"GET": (self._metrics, self._for_clients_or_operators)},
-            "/ui/data": {"GET": (self._data, self._for_operators)},
-            "/debug/ledger": {"GET": (self._ledger, self._for_operators)},
-            "/admin/drain": {"POST": (self._drain, self._for_operators)},
-            **{path: {"GET": (self._asset, self._for_this_machine)} for path in ASSETS},
+            "/health": {"GET": (self._health, doors.for_all)},
+            "/ready": {"GET": (self._ready, doors.for_all)},
+            "/metrics": {"GET": (self._metrics, doors.for_clients_or_operators)},
+            "/ui/data": {"GET": (self._data, doors.for_operators_here)},
+            "/debug/ledger": {"GET": (self._ledger, doors.for_operators_here)},
+            "/admin/drain": {"POST": (self._drain, doors.for_operators_here)},
+            **{path: {"GET": (self._asset, doors.for_this_machine)} for path in ASSETS},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,24 +103,7 @@ class Edge:
             if OUR_HEADERS.match(name):
                 said = name[:64].decode("latin-1")
                 raise invalid(f"the header {said} is not a client's to set", said, "forbidden_header")
-        if self._key is not None and not same(request, self._key):
-            raise Refusal(401, "the API key is missing or wrong", "invalid_api_key")
-
-    def _for_clients_or_operators(self, request: Request) -> None:
-        if self._key is None or same(request, self._key) or (self._admin and same(request, self._admin)):
-            return
-        raise Refusal(401, "the API key is missing or wrong", "invalid_api_key")
-
-    def _for_this_machine(self, request: Request) -> None:
-        if not is_local(request):
-            raise Refusal(403, "this is shown on the same machine only", "not_local")
-
-    def _for_operators(self, request: Request) -> None:
-        self._for_this_machine(request)
-        if self._admin is None:
-            raise Refusal(403, "this server was started without an admin token", "no_admin_token")
-        if not same(request, self._admin):
-            raise Refusal(401, "the admin token is missing or wrong", "invalid_admin_token")
+        self._doors.for_clients(request)
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
@@ -141,7 +123,7 @@ class Edge:
 
     def _tenant(self, request: Request) -> bytes:
         """Clients with one key share prefixes. There is one key, so there is one tenant."""
-        return self._key or b""
+        return self._doors.key or b""
 
     async def _serve(self, asked: Asked, request: Request, response: Response) -> None:
         answers = self._service.submit(asked)
@@ -261,10 +243,6 @@ def _until_lost(writer: StreamWriter, events: list[Event]) -> list[bytes]:
 
 def _refusal(lost: Lost) -> Refusal:
     return Refusal(lost.status, lost.message, lost.code, after=lost.after)
-
-
-def _for_all(request: Request) -> None:
-    """No secret is needed."""
 
 
 def _document(value: Any) -> bytes:

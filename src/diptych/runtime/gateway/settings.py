@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from diptych.errors import Finding, InvalidInput
+from diptych.hosts import is_loopback
 from diptych.runtime.peer.address import Address
 
 _Positive = Annotated[float, Meta(gt=0)]
@@ -114,12 +114,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def is_local(self) -> bool:
         """Whether only this machine reaches it."""
-        if self.unix or self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return bool(self.unix) or is_loopback(self.host)
 
     @property
     def reached(self) -> str:

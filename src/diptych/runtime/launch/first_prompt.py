@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
-import ssl
-from urllib.parse import urlsplit
 
 from diptych.runtime.gateway.settings import Settings
+from diptych.runtime.launch.program import reach
 
 SECONDS = 300.0
 MOST = 1 << 20
 
 
-def ask(url: str, settings: Settings, prompt: str, tokens: int = 96) -> str:
+def ask(settings: Settings, prompt: str, tokens: int = 96) -> str:
     """The answer's text and what it took, or a sentence that says why there is none."""
-    place = urlsplit(url)
-    if place.scheme == "https":
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is asked on this machine
-        made: http.client.HTTPConnection = http.client.HTTPSConnection(
-            place.hostname or "", place.port, timeout=SECONDS, context=context
-        )
-    else:
-        made = http.client.HTTPConnection(place.hostname or "", place.port, timeout=SECONDS)
+    made = reach(settings.reached, settings.port, bool(settings.tls_certificate), SECONDS)
     body = {
         "model": settings.model,
         "messages": [{"role": "user", "content": prompt}],

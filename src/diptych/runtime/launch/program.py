@@ -70,16 +70,18 @@ def listens(path: Path) -> bool:
         return True
 
 
+def reach(host: str, port: int, secure: bool, seconds: float) -> http.client.HTTPConnection:
+    """To a server of this machine; its certificate is not looked at."""
+    if not secure:
+        return http.client.HTTPConnection(host, port, timeout=seconds)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
+
+
 def answers(host: str, port: int, path: str, secure: bool = False, seconds: float = 1.0) -> tuple[int, bytes]:
-    """Status and body of a GET at a server of this machine; (0, b"") when there is none. Its certificate is not looked at."""
-    if secure:
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            host, port, timeout=seconds, context=context
-        )
-    else:
-        connection = http.client.HTTPConnection(host, port, timeout=seconds)
+    """Status and body of a GET at a server of this machine; (0, b"") when there is none."""
+    connection = reach(host, port, secure, seconds)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

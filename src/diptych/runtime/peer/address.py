@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from dataclasses import dataclass
 
 from diptych.errors import Finding, InvalidInput
+from diptych.hosts import is_loopback
 
 LONGEST_PATH = 100
 """Bytes of a socket file's path that every system takes."""
@@ -51,12 +51,7 @@ class Address:
     @property
     def is_local(self) -> bool:
         """Whether it cannot be reached from another machine."""
-        if self.path or self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return bool(self.path) or is_loopback(self.host)
 
     def connect(self, seconds: float) -> socket.socket:
         """A connected socket. Raises OSError."""

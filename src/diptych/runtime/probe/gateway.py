@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import ssl
 import statistics
 import time
 
 from diptych.runtime.gateway.settings import Settings
+from diptych.runtime.launch.program import reach
 from diptych.runtime.probe.bench import Bench, ProbeFailed
 
 ASKS = 10
@@ -45,15 +45,7 @@ class Client:
         self._headers = {"content-type": "application/json"}
         if settings.api_key:
             self._headers["authorization"] = f"Bearer {settings.api_key}"
-        host, port = settings.reached, settings.port
-        if settings.tls_certificate:
-            context = ssl.create_default_context()
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is asked on this machine
-            self._made: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, port, timeout=SECONDS, context=context
-            )
-        else:
-            self._made = http.client.HTTPConnection(host, port, timeout=SECONDS)
+        self._made = reach(settings.reached, settings.port, bool(settings.tls_certificate), SECONDS)
 
     def ask(self, prompt: tuple[int, ...]) -> float:
         """Seconds of one token. Raises ProbeFailed."""

@@ -16,7 +16,7 @@ from diptych.runtime.gateway.meters import CONTENT_TYPE
 from diptych.runtime.gateway.page import ASSETS, show
 from diptych.runtime.gateway.refusal import Refusal, invalid
 from diptych.runtime.gateway.snapshot import snapshot
-from diptych.runtime.gateway.who import digest, is_local, same
+from diptych.runtime.gateway.who import Doors
 from diptych.runtime.remote.answer import STREAM, Answer
 from diptych.runtime.remote.drive import PATHS
 from diptych.runtime.remote.service import ForeignService
@@ -33,17 +33,16 @@ class ForeignEdge:
 
     def __init__(self, service: ForeignService) -> None:
         self._service, self._settings = service, service.settings
-        self._key = digest(self._settings.api_key) if self._settings.api_key else None
-        self._admin = digest(self._settings.admin_token) if self._settings.admin_token else None
+        doors = Doors(self._settings)
         self._routes: dict[tuple[str, str], tuple[Handler, Check]] = {
-            **{("POST", path): (self._ask, self._for_clients) for path in PATHS},
-            ("GET", "/v1/models"): (self._models, self._for_clients),
-            ("GET", "/health"): (self._health, _for_all),
-            ("GET", "/ready"): (self._ready, _for_all),
-            ("GET", "/metrics"): (self._metrics, self._for_clients_or_operators),
-            ("POST", "/admin/canary"): (self._canary, self._for_operators),
-            ("GET", "/ui/data"): (self._data, self._for_operators_here),
-            **{("GET", path): (self._asset, _for_this_machine) for path in ASSETS},
+            **{("POST", path): (self._ask, doors.for_clients) for path in PATHS},
+            ("GET", "/v1/models"): (self._models, doors.for_clients),
+            ("GET", "/health"): (self._health, doors.for_all),
+            ("GET", "/ready"): (self._ready, doors.for_all),
+            ("GET", "/metrics"): (self._metrics, doors.for_clients_or_operators),
+            ("POST", "/admin/canary"): (self._canary, doors.for_operators),
+            ("GET", "/ui/data"): (self._data, doors.for_operators_here),
+            **{("GET", path): (self._asset, doors.for_this_machine) for path in ASSETS},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,22 +79,6 @@ class ForeignEdge:
         handler, check = found
         check(request)
         return handler
-
-    def _for_clients(self, request: Request) -> None:
-        if self._key is not None and not same(request, self._key):
-            raise Refusal(401, "the key is missing or wrong", "invalid_api_key")
-
-    def _for_clients_or_operators(self, request: Request) -> None:
-        if self._admin is None or not same(request, self._admin):
-            self._for_clients(request)
-
-    def _for_operators(self, request: Request) -> None:
-        if self._admin is None or not same(request, self._admin):
-            raise Refusal(401, "the admin token is missing or wrong", "invalid_admin_token")
-
-    def _for_operators_here(self, request: Request) -> None:
-        _for_this_machine(request)
-        self._for_operators(request)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -180,15 +163,6 @@ def shown(service: ForeignService) -> dict[str, Any]:
             reason = why if what == "fallback" else f"{what}: {why}"
             found["fallbacks"].append({"reason": reason, "count": count})
     return found
-
-
-def _for_all(request: Request) -> None:
-    """No secret is needed."""
-
-
-def _for_this_machine(request: Request) -> None:
-    if not is_local(request):
-        raise Refusal(403, "this is shown on the same machine only", "not_local")
 
 
 async def _or_gone(request: Request, work: Awaitable[Any]) -> Any:

@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from diptych.boundary.messages import Commit, Reason
 from diptych.boundary.wire_table import Reservation, WireTable
@@ -168,7 +169,7 @@ class Arriving:
             self._carry(self.target.no_room(*key, Reason.INCOMPATIBLE, 0, found))
             return True
         peak = self._looks.peak(found, wanted.tokens)
-        if blocks_for(half.todo + 1, self.stepper.pool.size) + peak > self.stepper.pool.capacity:
+        if self.stepper.need(half) + peak > self.stepper.pool.capacity:
             self._carry(self.target.no_room(*key, Reason.TOO_LARGE, 0, f"{half.todo} tokens in this worker's memory"))
             return True
         holding = self.stepper.reserve(half)
@@ -185,10 +186,9 @@ class Arriving:
 
     def _due(self, id: bytes) -> int:
         """Blocks of the largest prompt that is made and waits to arrive, or might be made before `id` is computed here."""
-        size = self.stepper.pool.size
         return max(
             (
-                blocks_for(half.todo + 1, size)
+                self.stepper.need(half)
                 for other, epoch in self.target.unreserved()
                 if (other < id or self.target.is_made(other)) and (half := self.owner.half((other, epoch))) is not None
                 if half.submit.ownership == "pull"
@@ -288,7 +288,7 @@ class Arriving:
         if free:
             self._release(incoming)
         else:
-            release = lambda: self._release(incoming)  # noqa: E731 - one deed for later
+            release = partial(self._release, incoming)
             self.lingering.keep(key, False, incoming.half.submit.peer, self.owner.now(), release)
 
     def _release(self, incoming: Incoming) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from diptych.boundary import serial
 from diptych.boundary.messages import Commit, Offer, Reason, Reserve
@@ -133,7 +134,7 @@ class Leaving:
         """What arrives waits for memory: large prompts in it that wait for their targets, and come after it, are given up."""
         for key, out in list(self._out.items()):
             waits = out.half.submit.ownership == "pull" and out.holding is not None and not self.source.has_room(key[0])
-            if waits and key[0] > id and self.sharing.is_large(self._need(out.half)):
+            if waits and key[0] > id and self.sharing.is_large(self.stepper.need(out.half)):
                 self.cancel(*key)
                 self.owner.failed(
                     out.half, str(Reason.NO_ROOM), "it waited for a worker that waited for this one's memory"
@@ -171,15 +172,12 @@ class Leaving:
             return True
         begun = sum(each.begun and each.half.submit.ownership != "push" for each in self._out.values())
         pulled = out.half.submit.ownership == "pull"
-        if pulled and (begun >= self.limits.pinned or not self.sharing.promise(key[0], self._need(out.half))):
+        if pulled and (begun >= self.limits.pinned or not self.sharing.promise(key[0], self.stepper.need(out.half))):
             return False
         out.begun = True
         hit("prefill.queue")
         self.stepper.add(out.half)
         return True
-
-    def _need(self, half: Half) -> int:
-        return blocks_for(half.todo + 1, self.stepper.pool.size)
 
     def _due(self, id: bytes) -> int:
         """Blocks of the largest prompt to be computed here for a target that has room, or might have before `id` is served."""
@@ -190,7 +188,7 @@ class Leaving:
             and out.half.submit.ownership == "push"
             and (other < id or self.source.has_room(other))
         ]
-        return max(map(self._need, pushed), default=0)
+        return max(map(self.stepper.need, pushed), default=0)
 
     def _ready_blocks(self, half: Half, tokens: int) -> int:
         """Blocks that nobody writes any more once `tokens` more are computed."""
@@ -223,7 +221,7 @@ class Leaving:
         if out.flow.stop():
             self.stepper.free(half, holding)
         else:
-            release = lambda: self.stepper.free(half, holding)  # noqa: E731 - one deed for later
+            release = partial(self.stepper.free, half, holding)
             self.lingering.keep(key, True, half.submit.peer, self.owner.now(), release)
 
     def _outflow(self, key: Key) -> Outflow:

@@ -135,6 +135,10 @@ class Stepper:
         """Blocks that nobody needs now; cached ones are among them."""
         return self.pool.capacity - self.pool.held - self.batch.growing()
 
+    def need(self, half: Half) -> int:
+        """Blocks of what must be in KV, and of the next token."""
+        return blocks_for(half.todo + 1, self.pool.size)
+
     def longest(self, half: Half) -> int:
         """Blocks of a prompt and the longest answer to it."""
         return min(
