@@ -21,6 +21,24 @@ def urls(first: str, second: str, engine: str = "vllm") -> tuple[str, ...]:
     return "--engine", engine, "--prefill-url", first, "--decode-url", second
 
 
+def signed(folder, name):
+    """An authority in ca.pem, and a certificate of its own for `name` in cert.pem and key.pem."""
+    ours = trustme.CA()
+    ours.cert_pem.write_to_path(folder / "ca.pem")
+    issued = ours.issue_cert(name)
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    return ours
+
+
+def key_file(folder):
+    """A worker's key, which only its owner can read."""
+    key = folder / "key.txt"
+    key.write_text("a-workers-key-of-letters")
+    key.chmod(0o600)
+    return key
+
+
 def test_served_asked_looked_at_priced_and_ended():
     async def go():
         prefill, decode = Worker("prefill"), Worker("decode")
@@ -77,14 +95,8 @@ def test_sglang_workers():
 
 def test_keys_and_certificates_of_workers(tmp_path):
     """Mutual TLS and a key, and what is said when one of them is not given."""
-    ours = trustme.CA()
-    ours.cert_pem.write_to_path(tmp_path / "ca.pem")
-    mine = ours.issue_cert("gateway")
-    mine.private_key_pem.write_to_path(tmp_path / "key.pem")
-    mine.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-    key = tmp_path / "key.txt"
-    key.write_text("a-workers-key-of-letters")
-    key.chmod(0o600)
+    ours = signed(tmp_path, "gateway")
+    key = key_file(tmp_path)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ours.issue_cert("127.0.0.1").configure_cert(tls)
     ours.configure_trust(tls)
@@ -121,13 +133,10 @@ def test_keys_and_certificates_of_workers(tmp_path):
 
 
 def test_live_servers_that_ask_for_a_key_are_checked_over_tls(tmp_path):
-    ours = trustme.CA()
-    ours.cert_pem.write_to_path(tmp_path / "ca.pem")
+    ours = signed(tmp_path, "127.0.0.1")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ours.issue_cert("127.0.0.1").configure_cert(tls)
-    key = tmp_path / "key.txt"
-    key.write_text("a-workers-key-of-letters")
-    key.chmod(0o600)
+    key = key_file(tmp_path)
     more = "--tls-ca", str(tmp_path / "ca.pem"), "--token-file", str(key)
 
     async def checked(*words: str) -> tuple[int, str]:
@@ -151,11 +160,7 @@ def test_live_servers_that_ask_for_a_key_are_checked_over_tls(tmp_path):
 
 
 def test_a_gateway_with_tls_is_looked_at_by_who_signed_its_certificate(tmp_path):
-    ours = trustme.CA()
-    ours.cert_pem.write_to_path(tmp_path / "ca.pem")
-    issued = ours.issue_cert("127.0.0.1")
-    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
-    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    signed(tmp_path, "127.0.0.1")
 
     async def go():
         more = "--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem")
@@ -216,14 +221,8 @@ def test_what_may_not_be_served_ends_with_a_sentence(what):
 
 def test_our_own_workers_over_mutual_tls(tmp_path):
     """Two toy workers that somebody else started, reached by TCP with certificates and a key."""
-    ours = trustme.CA()
-    ours.cert_pem.write_to_path(tmp_path / "ca.pem")
-    issued = ours.issue_cert("127.0.0.1")
-    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
-    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-    key = tmp_path / "key.txt"
-    key.write_text("a-workers-key-of-letters")
-    key.chmod(0o600)
+    signed(tmp_path, "127.0.0.1")
+    key = key_file(tmp_path)
     tls = {"certificate": f"{tmp_path}/cert.pem", "key": f"{tmp_path}/key.pem", "authority": f"{tmp_path}/ca.pem"}
     ports = {name: free_port() for name in ("prefill-control", "prefill-peer", "decode-control", "decode-peer")}
 

@@ -18,16 +18,6 @@ PAGE = (Path(__file__).parents[4] / "docs/wire.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def pair():
-    made = socket.socketpair()
-    for each in made:
-        each.settimeout(5)
-    yield made
-    for each in made:
-        each.close()
-
-
-@pytest.fixture
 def files():
     made = []
 

@@ -15,16 +15,6 @@ HERE = importlib.util.find_spec("nixl") is not None
 with_nixl = pytest.mark.skipif(not HERE, reason="the package nixl is not installed")
 
 
-@pytest.fixture
-def pair():
-    made = socket.socketpair()
-    for each in made:
-        each.settimeout(5)
-    yield made
-    for each in made:
-        each.close()
-
-
 @pytest.mark.skipif(HERE, reason="the package nixl is installed")
 def test_without_nixl_it_says_so():
     with pytest.raises(InvalidInput, match="needs the package nixl"):
