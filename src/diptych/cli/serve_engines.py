@@ -29,8 +29,8 @@ from diptych.engines.resolve_vllm import MOONCAKE, handoff
 from diptych.engines.rule import Severity
 from diptych.errors import DiptychError, Finding, InvalidInput, did_you_mean
 from diptych.runtime.gateway.settings import OnLoss
-from diptych.runtime.launch.program import Program, Turn, answers
-from diptych.runtime.launch.run_dir import write_secretly
+from diptych.runtime.launch.fleet import gateway
+from diptych.runtime.launch.program import Program, answers
 from diptych.runtime.remote.halves import Protocol
 from diptych.runtime.remote.settings import Foreign, Prefill
 
@@ -193,19 +193,12 @@ def checked(report: Report) -> str:
 def program(foreign: Foreign, folder: Path, admin_token: str, environment: Mapping[str, str]) -> Program:
     """The gateway's process."""
     settings = msgspec.structs.replace(foreign.listen, admin_token=admin_token)
-    file = write_secretly(
-        folder / "gateway.json", msgspec.json.encode(msgspec.structs.replace(foreign, listen=settings))
-    )
-    write_secretly(folder / "admin.token", admin_token + "\n")
-    ready = folder / "gateway.port"
+    told = msgspec.json.encode(msgspec.structs.replace(foreign, listen=settings))
 
     def serves() -> bool:
-        return ready.is_file() and answers(settings.reached, settings.port, "/health", bool(settings.tls_key))[0] > 0
+        return answers(settings.reached, settings.port, "/health", bool(settings.tls_key))[0] > 0
 
-    arguments = (str(file), str(ready))
-    return Program(
-        "gateway", Turn.GATEWAY, "diptych.runtime.launch.foreign", arguments, serves, (ready,), more=environment, spare=True
-    )  # fmt: skip
+    return gateway("diptych.runtime.launch.foreign", told, admin_token, folder, serves, environment)
 
 
 def _one_of(known: Sequence[str]) -> Callable[[str], str]:

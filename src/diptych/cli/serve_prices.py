@@ -9,13 +9,13 @@ from typing import Any
 
 from diptych.catalog.catalog import Catalog
 from diptych.cli.plan_inputs import Reader
+from diptych.cli.serve_pools import ROLES
 from diptych.cli.target_inputs import Target, read_target
 from diptych.design.design import Design
 from diptych.errors import Finding, InvalidInput, did_you_mean
 from diptych.planner.fleet import priced
 from diptych.planner.plan import Option, Plan
 
-ROLES = ("prefill", "decode", "colocated")
 _SAID = re.compile(r"\s*(\w+)\s*=\s*(\d{1,6}(?:\.\d{1,6})?)\s*")
 EXAMPLE = "a price book beside RUN, or USD an hour of one worker: prefill=4.1, decode=1.2"
 

@@ -20,7 +20,7 @@ from diptych.boundary.wire_table import Reservation
 from diptych.design.boundary import Side
 from diptych.errors import InvalidInput
 from diptych.integrations.vllm.doorbell import Ring, Told, ring
-from diptych.integrations.vllm.host import STALL_MS, Host, shares
+from diptych.integrations.vllm.host import Host, shares
 from diptych.integrations.vllm.jobs import Fetch, Incoming, Wanted
 from diptych.integrations.vllm.ticket import Key, Place, share_key
 from diptych.runtime.failpoints import hit
@@ -40,7 +40,6 @@ class Arriving:
         self._wanted: dict[str, Wanted] = {}
         self._in: dict[Key, Incoming] = {}
         self._rooms: deque[deeds.MakeRoom] = deque()
-        self._dying: dict[Key, tuple[Incoming, int]] = {}
 
     @property
     def open(self) -> int:
@@ -143,15 +142,13 @@ class Arriving:
             is_free = incoming.reservation is None or self.joint.table.end(*key) is not False
         if incoming.is_direct and not is_free:
             incoming.wanted.writing.add(key)
-            self._dying[key] = (incoming, self.joint.now() + STALL_MS)
+            self.joint.lingering.keep(key, False, incoming.peer, self.joint.now(), partial(self._freed, key, incoming))
         return incoming
 
-    def freed(self, key: Key) -> None:
+    def _freed(self, key: Key, incoming: Incoming) -> None:
         """Nothing writes into a share that has ended any more."""
-        incoming, _ = self._dying.pop(key, (None, 0))
-        if incoming is not None:
-            incoming.wanted.writing.discard(key)
-            self._tell(incoming.wanted)
+        incoming.wanted.writing.discard(key)
+        self._tell(incoming.wanted)
 
     def _tell(self, wanted: Wanted) -> None:
         """vLLM is told once every share has ended."""
@@ -171,13 +168,9 @@ class Arriving:
     # --- the protocol ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Heartbeats, waits that are over, and connections that write on too long."""
+        """Heartbeats, and waits that are over."""
         now = self.joint.now()
         self.carry(self.target.tick(now))
-        for key, (incoming, until) in list(self._dying.items()):
-            if until <= now:
-                self._dying[key] = (incoming, now + STALL_MS)
-                self.joint.peers.drop(incoming.peer, False)
         self._serve()
 
     def spoiled(self, key: Key) -> None:

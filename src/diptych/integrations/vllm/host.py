@@ -14,6 +14,7 @@ from diptych.integrations.vllm.settings import Settings
 from diptych.runtime.memory import LayerMemory
 from diptych.runtime.peer import events
 from diptych.runtime.peer.peers import Peers
+from diptych.runtime.worker.lingering import Lingering
 
 STALL_MS = 2_000
 """How long a connection may go on with the blocks of a handoff that has ended."""
@@ -76,6 +77,7 @@ class Host(Protocol):
     settings: Settings
     log: Callable[[str], None]
     peers: Peers
+    lingering: Lingering
     table: WireTable
     listening: str
     events: SimpleQueue[events.Event | Callable[[], None] | None]

@@ -114,7 +114,6 @@ class Outgoing:
     flow: Outflow
     peer: str
     address: str
-    until: int
     wire: KVMemory | None
     streamed: list[int] = field(default_factory=list)  # leading blocks of every layer that are on their way
     has_room: bool = False

@@ -26,13 +26,14 @@ from diptych.errors import Finding, InvalidInput
 from diptych.integrations.vllm.arriving import Arriving
 from diptych.integrations.vllm.counts import Counts, added, nothing
 from diptych.integrations.vllm.doorbell import Doorbell, Ring, ring
-from diptych.integrations.vllm.host import Blocks, Rank
+from diptych.integrations.vllm.host import STALL_MS, Blocks, Rank
 from diptych.integrations.vllm.jobs import Fetch, Finished, Keep, Made, Make, Tell
 from diptych.integrations.vllm.leaving import Leaving
 from diptych.integrations.vllm.settings import WHERE, Settings
 from diptych.runtime.peer import events
 from diptych.runtime.peer.address import Address
 from diptych.runtime.peer.peers import Peers
+from diptych.runtime.worker.lingering import Lingering
 
 _BUSY_S, _IDLE_S = 0.01, 0.5
 SHORT = 60
@@ -60,6 +61,7 @@ class Joint:
         self._finished, self._counts, self._gate = Finished(), nothing(), threading.Lock()
         self._news = threading.Event()
         self._began = time.monotonic_ns()
+        self.lingering = Lingering(self.peers, STALL_MS)
         self.leaving, self.arriving = Leaving(self), Arriving(self)
         near = "/tmp" if len(tempfile.gettempdir()) > SHORT else None  # noqa: S108 (a directory of its own in it)
         self._folder = "" if settings.host else tempfile.mkdtemp(prefix="diptych-", dir=near)
@@ -211,6 +213,7 @@ class Joint:
                 ticked = time.monotonic()
                 self.leaving.tick()
                 self.arriving.tick()
+                self.lingering.tick(self.now())
 
     def _on(self, event: events.Event | Callable[[], None]) -> None:
         source, target = self.leaving, self.arriving
@@ -228,8 +231,8 @@ class Joint:
             case events.Spoiled():
                 target.spoiled((event.id, event.epoch))
             case events.Unread():
-                source.unread((event.id, event.epoch))
+                self.lingering.let_go((event.id, event.epoch), dialed=True)
             case events.Freed():
-                target.freed((event.id, event.epoch))
+                self.lingering.let_go((event.id, event.epoch), dialed=False)
             case _:
                 event()

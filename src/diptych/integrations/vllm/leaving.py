@@ -20,7 +20,7 @@ from diptych.boundary.wire_table import Reservation
 from diptych.design.boundary import Ownership
 from diptych.errors import InvalidInput
 from diptych.integrations.vllm.doorbell import Ring, Told
-from diptych.integrations.vllm.host import STALL_MS, Host, shares
+from diptych.integrations.vllm.host import Host, shares
 from diptych.integrations.vllm.jobs import Keep, Made, Make, Outgoing, Prompt
 from diptych.integrations.vllm.ticket import Key, share_key
 from diptych.runtime.failpoints import hit
@@ -54,7 +54,6 @@ class Leaving:
         self._early: dict[Key, list[tuple[Ring, int]]] = {}
         self._newest = -1
         self._out: dict[Key, Outgoing] = {}
-        self._dying: dict[Key, tuple[Outgoing, int]] = {}
 
     @property
     def leases(self) -> int:
@@ -222,8 +221,8 @@ class Leaving:
         shape = allocate(across, 0)
         flow = Outflow(*key, lambda: joint.events.put(events.Unread(*key)))
         wire = None if across is source.state else shape
-        until, streamed = joint.now() + STALL_MS, [0] * len(shape.layers)
-        self._out[key] = Outgoing(prompt, source, own, across, flow, ring.worker, ring.address, until, wire, streamed)
+        streamed = [0] * len(shape.layers)
+        self._out[key] = Outgoing(prompt, source, own, across, flow, ring.worker, ring.address, wire, streamed)
         prompt.open.add(key)
         total = blocks_for(prompt.tokens, across.storage.block_tokens) * shape.bytes_per_block
         parcel = Parcel(
@@ -249,7 +248,7 @@ class Leaving:
     # --- the protocol ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Leases that are over; connections that read on too long."""
+        """Leases that are over."""
         now = self.joint.now()
         for prompt in [each for each in self.prompts.values() if each.until <= now]:
             if not prompt.is_over and not (prompt.is_asked and (prompt.is_whole or prompt.roomy == len(prompt.asked))):
@@ -260,10 +259,6 @@ class Leaving:
             if not self._early[key]:
                 del self._early[key]
         self.carry(self.source.tick(now))
-        for key, (out, until) in list(self._dying.items()):
-            if until <= now:
-                self._dying[key] = (out, now + STALL_MS)
-                self.joint.peers.drop(out.peer, True)
 
     def carry(self, asked: Sequence[deeds.Deed]) -> None:
         """Do what the source asks."""
@@ -378,13 +373,7 @@ class Leaving:
         if out.flow.stop():
             self._ended(key, out)
         else:
-            self._dying[key] = (out, self.joint.now() + STALL_MS)
-
-    def unread(self, key: Key) -> None:
-        """Nothing reads the blocks of this share any more."""
-        dying = self._dying.pop(key, None)
-        if dying is not None:
-            self._ended(key, dying[0])
+            self.joint.lingering.keep(key, True, out.peer, self.joint.now(), partial(self._ended, key, out))
 
     def _ended(self, key: Key, out: Outgoing) -> None:
         prompt = out.prompt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,7 +72,6 @@ class Fleet:
 
     def programs(self, folder: Path, admin_token: str) -> tuple[Program, ...]:
         """The processes, after writing what each is told into `folder`."""
-        write_secretly(folder / ADMIN_TOKEN, admin_token + "\n")
         made = [self._store(folder)] if self.store else []
         for pool in self.pools:
             made += [self._worker(pool, name, folder) for name in pool.names]
@@ -118,20 +117,25 @@ class Fleet:
         )
         settings = msgspec.structs.replace(self.gateway, workers=(*endpoints, *self.elsewhere), admin_token=admin_token)
         settings.check()
-        file = write_secretly(folder / "gateway.json", msgspec.json.encode(settings))
-        ready = folder / "gateway.port"
-        arguments = (str(file), str(ready))
-        return Program(
-            "gateway", Turn.GATEWAY, "diptych.runtime.gateway", arguments, lambda: self._serves(ready), (ready,),
-            more=self.environment, spare=True,
-        )  # fmt: skip
+        told = msgspec.json.encode(settings)
+        return gateway("diptych.runtime.gateway", told, admin_token, folder, self._serves, self.environment)
 
-    def _serves(self, ready: Path) -> bool:
-        """Whether the gateway listens and has found every worker."""
-        if not ready.is_file():
-            return False
+    def _serves(self) -> bool:
+        """Whether the gateway has found every worker."""
         _, body = answers(self.gateway.reached, self.gateway.port, "/health", secure=bool(self.gateway.tls_certificate))
         try:
             return int(json.loads(body)["up"]) >= self.workers
         except (ValueError, KeyError, TypeError):
             return False
+
+
+def gateway(
+    module: str, told: bytes, admin_token: str, folder: Path, serves: Callable[[], bool], environment: Mapping[str, str]
+) -> Program:
+    """A gateway's process, after writing what it is told and the admin token into `folder`; `serves` is asked once it listens."""
+    write_secretly(folder / ADMIN_TOKEN, admin_token + "\n")
+    file, ready = write_secretly(folder / "gateway.json", told), folder / "gateway.port"
+    arguments = (str(file), str(ready))
+    return Program(
+        "gateway", Turn.GATEWAY, module, arguments, lambda: ready.is_file() and serves(), (ready,), more=environment, spare=True
+    )  # fmt: skip
