@@ -13,11 +13,12 @@ import pytest
 import torch
 from joints import BLOCKS, DIM, FACTS, HEADS, KEY, LAYERS, Worker, values
 
+from diptych.boundary.messages import Speaker
 from diptych.integrations.vllm.doorbell import Ring, ring
 from diptych.integrations.vllm.jobs import Fetch, Keep, Tell
 from diptych.integrations.vllm.ticket import Place
 from diptych.runtime.peer.address import Address
-from diptych.runtime.peer.events import Freed
+from diptych.runtime.peer.events import Freed, Lost
 
 
 @pytest.fixture
@@ -304,3 +305,29 @@ def test_a_prefill_worker_that_ends_in_the_transfer_fails_the_request(made) -> N
     prefill.joint.peers.close()
     assert decode.wait(received="d").failed == {"d"}
     assert all(float(tensor.abs().max()) == 0 for tensor in decode.tensors)
+
+
+def test_the_end_of_one_connection_is_not_that_of_the_next(made) -> None:
+    """The end of an old connection is told late, when another prompt is on its way over a new one already."""
+    prefill, decode = pair(made, Worker(32, "torch.float32"), Worker(64, "torch.bfloat16", speaker=Speaker.DECODE))
+    told, other = values(40), (KEY[0], KEY[1] + 1)
+    prefill.put(told, [5, 2])
+    prefill.joint.keep(Keep(KEY, "p", (5, 2), 40))
+    decode.fetch(prefill, 40, [3])
+    assert not decode.wait(received="d").failed
+    old = prefill.joint.peers._links[decode.joint.rank.name, True]
+    decode.joint.peers.drop(prefill.joint.rank.name, False)
+    assert old.ended.wait(5)
+    send = prefill.joint.leaving._send
+
+    def late(key, out) -> None:
+        prefill.joint._on(Lost(decode.joint.rank.name, True, link=old.number))
+        send(key, out)
+
+    prefill.joint.leaving._send = late  # type: ignore[method-assign]
+    prefill.joint.keep(Keep(other, "q", (5, 2), 40))
+    decode.fetch(prefill, 40, [4], key=other, request="e")
+    assert not decode.wait(received="e").failed
+    np.testing.assert_array_equal(decode.get(40, [4]), told)
+    prefill.wait(sent="q")
+    assert prefill.joint.leases == 0

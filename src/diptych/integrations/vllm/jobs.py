@@ -120,6 +120,7 @@ class Outgoing:
     frames: int = 0
     sent_bytes: int = 0
     is_sent: bool = False
+    link: int = 0  # the connection that it goes by
 
 
 @dataclass(slots=True)

@@ -225,7 +225,7 @@ class Joint:
                 else:
                     target.carry(target.target.heard(*said))
             case events.Lost() if event.dialed:
-                source.carry(source.source.lost(event.peer, self.now()))
+                source.lost(event.peer, event.link)
             case events.Lost():
                 target.carry(target.target.lost(event.peer))
             case events.Spoiled():

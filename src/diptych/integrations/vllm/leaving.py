@@ -260,6 +260,11 @@ class Leaving:
                 del self._early[key]
         self.carry(self.source.tick(now))
 
+    def lost(self, peer: str, link: int) -> None:
+        """A connection to a worker is gone. Handoffs that began after it ended are on another one."""
+        used = {id for (id, _), out in self._out.items() if out.link == link}
+        self.carry(self.source.lost(peer, self.joint.now(), used))
+
     def carry(self, asked: Sequence[deeds.Deed]) -> None:
         """Do what the source asks."""
         handed = {(deed.id, deed.epoch) for deed in asked if isinstance(deed, deeds.Handed)}
@@ -269,7 +274,7 @@ class Leaving:
             match deed:
                 case deeds.Say() if out is not None:
                     if isinstance(deed.message, Reserve | Offer):
-                        self.joint.peers.dial(deed.peer, Address.of(out.address))
+                        out.link = self.joint.peers.dial(deed.peer, Address.of(out.address))
                     self.joint.peers.say(deed.peer, True, *key, deed.message)
                 case deeds.Say():
                     self.joint.peers.say(deed.peer, True, *key, deed.message)
